@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +16,12 @@ from bench.measure import DESTINATION, SOURCE
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import NodeSpec, nodes_on, ports_needed
 from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.librdkafka import librdkafka
+from tests.support.reaper import reaped
 
 _HEAP = "1g"
 _JAVA_OPTIONS = (
@@ -177,7 +178,7 @@ class Cluster:
 
 
 class Pair:
-    """Source and destination: `with Pair(folder) as pair`; the brokers stop at the end.
+    """Source and destination: `with Pair(folder) as pair`; the brokers stop at the end, or with this process.
 
     With `users` (passwords by name) they use TLS and logins, and enforce ACLs.
     """
@@ -196,6 +197,7 @@ class Pair:
         self.destination = Cluster(
             "destination", directory / "destination", brokers, users, place=destination, properties=properties
         )
+        self._reaped = ExitStack()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -204,6 +206,7 @@ class Pair:
         return {name: pid for name, pid in found.items() if pid is not None}
 
     def __enter__(self) -> Self:
+        self._reaped.enter_context(reaped())
         try:
             clusters = (self.source, self.destination)
             if any(cluster.placed for cluster in clusters):
@@ -229,6 +232,7 @@ class Pair:
         for cluster in (self.source, self.destination):
             cluster.close()
             cluster.sandbox.destroy()
+        self._reaped.close()
 
 
 def _advertised(host: str, nodes: Sequence[NodeSpec]) -> dict[int, dict[str, str]]:

@@ -3,7 +3,7 @@
 The command is what an operator types, in its own process: ten topics of a hundred partitions with one record each,
 copied by an engine that has ended; then the source got a second record in each. It is measured with the source alive,
 frozen (accepting connections without answering) and dead. Each time it must take at most 10 s, start no Java, and
-report the right numbers: a thousand records known lost if the source answers, and otherwise what was last seen of it,
+report the right numbers: a thousand offsets known lost if the source answers, and otherwise what was last seen of it,
 and when.
 """
 

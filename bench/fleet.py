@@ -25,6 +25,7 @@ from bench.processes import last_output, start
 from kmirror.engine.clock import now_ms
 from kmirror.ops.base.context import Destination
 from kmirror.state.history_records import HOUR_MS, HistoryPoint, HistoryRecord
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.record_kinds import Record, encode
 from kmirror.state.records import (
     EngineRecord,
@@ -36,7 +37,6 @@ from kmirror.state.records import (
     ProgressRecord,
     ProgressRow,
 )
-from kmirror.state.store import STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.live_engine import mirror_record, row, topic_record
 

@@ -157,7 +157,7 @@ class Copying:
     def _claim(self) -> None:
         """Write the engine's record; the caller holds the lock."""
         from kmirror.cluster.protocol.batch_records import Record, make_batch
-        from kmirror.engine.lane.reports.control import STATE_PARTITION, append_to
+        from kmirror.engine.lane.reports.state_log import STATE_PARTITION, append_to
         from kmirror.state.record_kinds import encode
         from kmirror.state.records import EngineRecord, EngineState, Incarnation
 

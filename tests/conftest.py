@@ -5,11 +5,12 @@ No fixture starts anything before a test asks for it.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from xdist.workermanage import WorkerController, parse_tx_spec_config
@@ -18,6 +19,7 @@ from tests.support.clusters import (
     cluster_pair,
     clusters_directory,
     destination_cluster,
+    empty_destination,
     make_cluster,
     make_module_cluster,
     reaped_session,
@@ -60,6 +62,7 @@ __all__ = [
     "cluster_pair",
     "clusters_directory",
     "destination_cluster",
+    "empty_destination",
     "forgetful",
     "guarded_cluster",
     "guarded_pair",
@@ -117,6 +120,17 @@ def pytest_configure(config: pytest.Config) -> None:
     elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and worker["is_fresh_clone"]:
         config.args = files_for_worker(worker["workerid"], worker["workercount"])
         config.pluginmanager.register(InOneOrder())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while tests are collected, nor ever again among them: they are kept to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

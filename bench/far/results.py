@@ -50,7 +50,7 @@ def page_tables(results: Mapping[str, Any]) -> str:
         f"Measured {when} with `python -m bench.far`: {machine['cores']} cores of {_cpus(rows)} for both clusters,"
         f" link and copier, {machine['system']}, Kafka {machine['kafka']}, kmirror {machine['kmirror']}."
     )
-    return _text([head, "", *_copies(rows, short=False), *_latency_lines(rows)])
+    return _text([head, "", *_copies(rows, short=False), *_verified_lines(rows), *_latency_lines(rows)])
 
 
 def _cpus(rows: list[Row]) -> str:
@@ -113,6 +113,15 @@ def _latency_lines(rows: list[Row]) -> Iterator[str]:
             f"When caught up, {far} {case.round_trip_ms} ms away, 200 records a second, a copy adds:"
             f" {', '.join(added)}. One way is {case.round_trip_ms // 2} ms."
         )
+
+
+def _verified_lines(rows: list[Row]) -> Iterator[str]:
+    for row in rows:
+        case, rate = Case(**row["case"]), row.get("verified")
+        if rate:
+            brokers = f"{case.broker_kind} brokers {case.round_trip_ms} ms away"
+            yield ""
+            yield f"`kmirror verify`, its start included, read {_number(rate)} MB/s of each side with {brokers}."
 
 
 def _besides(case: Case) -> str:

@@ -21,6 +21,7 @@ from bench.far.raw import CONNECTIONS, fetch_rate
 from bench.latency import Latency, measure_latency
 from bench.measure import Copy, CopyFailedError, ProcessTree, watch
 from bench.mirrormaker import MirrorMaker
+from bench.processes import carry_out
 
 #: Every contender copies the smaller topic, and those that were fast then the larger one.
 _SMALLER_MB, _LARGER_MB = 160, 1600
@@ -37,6 +38,8 @@ class Result:
     raw: dict[int, float] = field(default_factory=dict)
     copies: dict[str, Copy] = field(default_factory=dict)
     latencies: dict[str, Latency] = field(default_factory=dict)
+    #: Of each side, by `kmirror verify` of the copy, its start included; None: not measured.
+    verified: float | None = None
 
     def stored(self) -> dict[str, Any]:
         """Return it as the results' file has it."""
@@ -58,7 +61,8 @@ def measure(
     folder.mkdir()
     result = Result(case, datetime.now(UTC).isoformat(timespec="seconds"))
     with Link(case.path, HOSTS[case.host]) as link, clusters(link, case, folder) as pair:
-        tools: list[Contender] = [Kmirror(pair, folder), MirrorMaker(pair, folder, over_a_distance=True)]
+        kmirror = Kmirror(pair, folder)
+        tools: list[Contender] = [kmirror, MirrorMaker(pair, folder, over_a_distance=True)]
         loads: dict[int, Load] = {}
 
         def load(megabytes: int) -> Load:
@@ -74,11 +78,17 @@ def measure(
                     latency = result.latencies[tool.key] = measure_latency(pair, tool)
                     say(f"  {tool.title:<14} adds {latency.added_ms.p50:.0f} ms, 99 %: {latency.added_ms.p99:.0f} ms")
                     continue
+
+                def compare(copied: Load, tool: Contender = tool) -> None:
+                    if tool is kmirror:
+                        result.verified = _compare(kmirror, copied)
+                        say(f"  verify        {result.verified:7.1f} MB/s")
+
                 copy = _copy(pair, tool, load(_SMALLER_MB))
                 link.check()
                 say(f"  {tool.title:<14}{copy.megabytes_per_second:7.1f} MB/s")
                 if copy.megabytes_per_second >= _FAST_MB_S:
-                    copy = _copy(pair, tool, load(_LARGER_MB))
+                    copy = _copy(pair, tool, load(_LARGER_MB), compare)
                     link.check()
                     say(f"  {tool.title:<14}{copy.megabytes_per_second:7.1f} MB/s of more")
                 result.copies[tool.key] = copy
@@ -110,7 +120,14 @@ def _filled(pair: Pair, folder: File, case: Case, megabytes: int) -> Load:
     return load
 
 
-def _copy(pair: Pair, tool: Contender, load: Load) -> Copy:
+def _compare(kmirror: Kmirror, load: Load) -> float:
+    """Compare source and copy record by record; return how many megabytes of each a second that was."""
+    began = time.monotonic()
+    carry_out(kmirror.command("verify"))
+    return load.amount.stored_bytes / 1e6 / (time.monotonic() - began)
+
+
+def _copy(pair: Pair, tool: Contender, load: Load, then: Callable[[Load], None] = lambda load: None) -> Copy:
     """Copy a topic to its end, and return the rates from the first byte that arrives."""
     tool.prepare(load)
     os.sync()
@@ -131,6 +148,7 @@ def _copy(pair: Pair, tool: Contender, load: Load) -> Copy:
         if running is not None:
             running.kill()
     _check_complete(pair, load)
+    then(load)
     tool.clean_up()
     return seen.copy(tool.key, load.data_set.key, 1, load.amount.stored_bytes)
 

@@ -30,6 +30,8 @@ JAVA_PROGRAM = "NumberedRecords"
 _FRANZ = Path(__file__).parent / "franz"
 _GO = ("go", "/usr/local/go/bin/go")
 _GRACE_S = 20.0
+#: The scenario of clients that give up brokers that do not answer.
+IMPATIENT = "impatient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,18 @@ class Kind:
     """A client: its library with the version, the settings that it needs, and how its program is run.
 
     `command` takes a folder for files of its own; it raises LookupError with the cause where the client cannot run.
+    It takes part in all scenarios but `impatient`, or in that `only`.
     """
 
     key: str
     title: str
     command: Callable[[Path], list[str]]
     settings: Mapping[str, str] = field(default_factory=dict)
+    only: str | None = None
+
+    def is_in(self, scenario: str) -> bool:
+        """Return whether it takes part in a scenario."""
+        return self.only == scenario or (self.only is None and scenario != IMPATIENT)
 
 
 def java_client(version: str) -> Callable[[Path], list[str]]:
@@ -96,18 +104,54 @@ def _franz_go(_: Path) -> list[str]:
     return [str(program)]
 
 
+_REBOOTSTRAP = {"metadata.recovery.strategy": "rebootstrap"}
+#: Settings with which a client gives up brokers that do not answer (docs/apps/redirect.md).
+_IMPATIENT = {
+    "request.timeout.ms": "10000",
+    "socket.connection.setup.timeout.ms": "3000",
+    "socket.connection.setup.timeout.max.ms": "5000",
+}
+_TRIGGER = {"metadata.recovery.rebootstrap.trigger.ms": "10000"}
+_LIBRDKAFKA = {
+    "librdkafka.metadata.recovery.strategy": "rebootstrap",
+    "librdkafka.metadata.recovery.rebootstrap.trigger.ms": "10000",
+    "librdkafka.socket.timeout.ms": "10000",
+    "librdkafka.socket.connection.setup.timeout.ms": "10000",
+}
 KINDS = (
     Kind(
         "java-3.9",
         "Java 3.9.2, `metadata.recovery.strategy=rebootstrap`",
         java_client("3.9.2"),
-        {"metadata.recovery.strategy": "rebootstrap"},
+        _REBOOTSTRAP,
     ),
     Kind("java-4.0", "Java 4.0.2", java_client("4.0.2")),
     Kind("java-4.4", "Java 4.4.0", java_client("4.4.0")),
     Kind("librdkafka", "librdkafka", python_client("librdkafka_client")),
     Kind("kafka-python", "kafka-python", python_client("kafka_python_client")),
     Kind("franz-go", "franz-go", _franz_go),
+    Kind(
+        "java-3.9-impatient",
+        "Java 3.9.2, impatient",
+        java_client("3.9.2"),
+        {**_REBOOTSTRAP, **_IMPATIENT},
+        IMPATIENT,
+    ),
+    Kind(
+        "java-4.0-impatient",
+        "Java 4.0.2, impatient",
+        java_client("4.0.2"),
+        {**_TRIGGER, **_IMPATIENT},
+        IMPATIENT,
+    ),
+    Kind(
+        "java-4.4-impatient",
+        "Java 4.4.0, impatient",
+        java_client("4.4.0"),
+        {**_TRIGGER, **_IMPATIENT},
+        IMPATIENT,
+    ),
+    Kind("librdkafka-impatient", "librdkafka, impatient", python_client("librdkafka_client"), _LIBRDKAFKA, IMPATIENT),
 )
 
 

@@ -61,6 +61,7 @@ def _read(program: Program) -> None:
 def _config(program: Program, side: str) -> dict[str, Any]:
     return {
         **librdkafka(program.settings.config),
+        **program.settings.librdkafka,
         "error_cb": lambda error: program.failed(side, str(error)),
         "log_level": 0,
     }

@@ -22,7 +22,7 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.properties import read_properties
 
 _AGAIN_S = 1.0
-_PREFIX = "numbered."
+_PREFIX, _LIBRDKAFKA = "numbered.", "librdkafka."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,13 @@ class Settings:
     @property
     def config(self) -> ClientConfig:
         """Return the connection settings."""
-        return client_config(self.properties)
+        return client_config({key: value for key, value in self.properties.items() if not key.startswith(_LIBRDKAFKA)})
+
+    @property
+    def librdkafka(self) -> dict[str, str]:
+        """Return the settings that are librdkafka's own, by its names."""
+        own = (one for one in self.properties.items() if one[0].startswith(_LIBRDKAFKA))
+        return {key.removeprefix(_LIBRDKAFKA): value for key, value in own}
 
 
 class Program:

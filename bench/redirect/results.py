@@ -20,6 +20,7 @@ TITLES = {
     "back": "move back",
     "killed": "old cluster killed",
     "frozen": "old cluster frozen",
+    "impatient": "old cluster frozen, impatient clients",
     "split": "planned move, every other client at a door that lags 30 s behind",
 }
 

@@ -4,6 +4,7 @@
   let go of it only when none of its brokers answers.
 * `back`: the same in the other direction, after a failback.
 * `killed` and `frozen`: the brokers of the old cluster are killed, or stopped with SIGSTOP, and the topics failed over.
+* `impatient`: as `frozen`, but with clients that have settings for it.
 * `split`: as `planned`, but every other client is at a door that still leads to the old cluster for a while. These come
   there again after the restart, so that it is restarted once more when the door has followed.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from bench.clusters import Pair
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY, Running, carry_out
-from bench.redirect.clients import Client, Kind
+from bench.redirect.clients import IMPATIENT, Client, Kind
 from bench.redirect.door import LateDoor, leads_to, opened_door
 from bench.redirect.outcome import Outcome, outcome
 from bench.redirect.site import NEW, OLD, USERS, RedirectSite
@@ -77,6 +78,11 @@ def frozen(site: RedirectSite) -> Outcomes:
     yield "frozen", _disaster(site, signal.SIGSTOP, _FROZEN_S)
 
 
+def impatient(site: RedirectSite) -> Outcomes:
+    """Lose the old cluster as in `frozen`."""
+    yield IMPATIENT, _disaster(site, signal.SIGSTOP, _FROZEN_S)
+
+
 def split(site: RedirectSite) -> Outcomes:
     """Move the clients while the door of every other one still leads to the old cluster."""
     running = site.mirror()
@@ -98,6 +104,7 @@ SCENARIOS: dict[str, Callable[[RedirectSite], Outcomes]] = {
     "planned": planned_and_back,
     "killed": killed,
     "frozen": frozen,
+    IMPATIENT: impatient,
     "split": split,
 }
 

@@ -28,7 +28,7 @@ USERS = {"app": "app-secret"}
 OLD, NEW = "source", "destination"
 _LOGIN = "KMIRROR_REDIRECT_LOGIN"
 _TIMEOUT = "300s"
-_START_S = 120.0
+_START_S = 300.0
 
 
 class RedirectSite:

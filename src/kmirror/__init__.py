@@ -7,40 +7,11 @@ import importlib
 
 __version__ = "0.1.0"
 
-#: Re-exported from `kmirror.library`; `__init__.pyi` declares the same for type checkers.
-_FROM_CLIENT = frozenset(
-    {
-        "ChangeRow",
-        "CheckLine",
-        "CheckReport",
-        "Client",
-        "ErrorInfo",
-        "Event",
-        "ExitCode",
-        "GroupResult",
-        "HistoriesDifferError",
-        "KmirrorError",
-        "MirrorRow",
-        "Outcome",
-        "OutcomeUnknown",
-        "PartitionRow",
-        "PartlyDoneError",
-        "Reason",
-        "RefusedError",
-        "SettingRow",
-        "StopTotals",
-        "TimedOutError",
-        "TopicResult",
-        "UnreachableError",
-        "UsageError",
-        "VerbResult",
-        "VerifyOutcome",
-        "VerifyRow",
-    }
-)
-
 
 def __getattr__(name: str) -> object:
-    if name not in _FROM_CLIENT:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("kmirror.library"), name)
+    # `kmirror.library` exports classes only, as `__init__.pyi` says; what is not one must not cost its import
+    if name[:1].isupper():
+        library = importlib.import_module("kmirror.library")
+        if name in library.__all__:
+            return getattr(library, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

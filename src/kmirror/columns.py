@@ -9,10 +9,9 @@ ours; control characters are shown as escapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, dataclass_transform
 
@@ -20,6 +19,7 @@ from kmirror.errors import Reason
 from kmirror.words import UNKNOWN, visible
 
 R = TypeVar("R")
+S = TypeVar("S")
 Getter = TypeVar("Getter", bound=Callable[[Any], object])
 
 #: Topics have at most 249 characters; groups may have thousands.
@@ -49,6 +49,11 @@ class Type:
     items: Type | None = None
     fields: tuple[Column[Any], ...] = ()
     null: str = ""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a value has to be taken apart for JSON."""
+        return bool(self.fields) or self.json == "array"
 
     def null_when(self, null: str) -> Type:
         """Return the same type for a value that may be unknown or absent."""
@@ -131,6 +136,34 @@ class Column(Generic[R]):
     only: Only[R] | None = None
     gauge: Gauge[R] | None = None
 
+    def json(self, row: R) -> object:
+        """Return the value as `--json` prints it: what has columns of its own as a document, an array as a list."""
+        found: Any = self.value(row)
+        if found is None or not self.type.is_nested:
+            return found
+        fields = (self.type.items or self.type).fields
+        if self.type.json == "array":
+            return [_document_of(fields, one) for one in found] if fields else list(found)
+        return _document_of(fields, found)
+
+    def of_part(self, part: Callable[[S], R | None], key: str = "") -> Column[S]:
+        """Return the same column for rows that have such a row as a part; without it: None, and no optional key."""
+
+        def of_whole(read: Callable[[R], Any]) -> Callable[[S], Any]:
+            return lambda whole: None if (found := part(whole)) is None else read(found)
+
+        return Column(
+            key or self.key,
+            self.type,
+            self.meaning,
+            of_whole(self.value),
+            self.header,
+            self.cell and of_whole(self.cell),
+            self.code and of_whole(self.code),
+            self.is_number,
+            None if self.only is None else Only(self.only.where, of_whole(self.only.has)),
+        )
+
     def shown(self, row: R, longest: int) -> Cell:
         """Return the cell of a row in this column, of at most `longest` characters."""
         found = (self.cell or self.value)(row)
@@ -146,31 +179,31 @@ class _How(TypedDict, total=False):
     """What else a column may declare."""
 
     key: str
+    value: Callable[[Any], object]
     cell: Callable[[Any], object]
     of_row: Callable[[Any], object]
     code: Callable[[Any], str | None]
     gauge: Gauge[Any]
+    only: Only[Any]
+    after: str
 
 
 def shown(kind: Type, meaning: str, header: str = "", *, default: Any = MISSING, **how: Unpack[_How]) -> Any:
     """Make a field of a row a column: `count: int = shown(COUNT, "how many", "COUNT")`.
 
-    The key is the field's name in camel case, unless one is given. `cell` makes the text in tables of the value,
-    `of_row` of the whole row, like `code`. `gauge` is the metric of the value.
+    The key is the field's name in camel case, unless one is given. `cell` makes the text in tables of the value
+    unless that is None, `of_row` of the whole row, like `code`. `gauge` is the metric of the value. `value` makes
+    another one of the row, for `only` those rows that have it. It comes `after` another field, by default after the one
+    before.
     """
     return field(default=default, metadata={_COLUMN: (kind, meaning, header, how)})
 
 
-def showing(
-    kind: Type, meaning: str, header: str = "", *, after: str = "", **how: Unpack[_How]
-) -> Callable[[Getter], Getter]:
-    """Make a property of a row a column: `@property`, then `@showing(…)`, like `shown`.
-
-    It comes `after` a field, by default after all of them.
-    """
+def showing(kind: Type, meaning: str, header: str = "", **how: Unpack[_How]) -> Callable[[Getter], Getter]:
+    """Make a property of a row a column: `@property`, then `@showing(…)`, like `shown`; by default after all fields."""
 
     def mark(getter: Getter) -> Getter:
-        vars(getter).update({_COLUMN: (kind, meaning, header, how), "after": after})
+        vars(getter)[_COLUMN] = (kind, meaning, header, how)
         return getter
 
     return mark
@@ -178,50 +211,55 @@ def showing(
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(shown,))
 def table_row(declared: type[Any] | None = None, *, kw_only: bool = True) -> Any:
-    """Make a class a row: a frozen dataclass, whose values are given by name unless `kw_only` is false."""
-    make = dataclass(frozen=True, slots=True, kw_only=kw_only)
+    """Make a class a row: a frozen dataclass, whose values are given by name unless `kw_only` is false.
+
+    Only the type checker sees that it is frozen: refusing changes at run time makes a row of forty values four times as
+    slow to make, and there are tens of thousands.
+    """
+    make = dataclass(slots=True, kw_only=kw_only, unsafe_hash=True)
     return make if declared is None else make(declared)
 
 
 def columns_of(row: type[R]) -> tuple[Column[R], ...]:
     """Return the columns that a row declares, in the order of its fields."""
-    found: list[tuple[str, Mapping[str, Any]]] = [
-        (one.name, one.metadata)
-        for one in fields(row)  # type: ignore[arg-type]
-        if _COLUMN in one.metadata
-    ]
-    for name, one in vars(row).items():
-        if isinstance(one, property) and _COLUMN in (metadata := vars(one.fget)):
-            names = [before for before, _ in found]
-            place = names.index(metadata["after"]) + 1 if metadata["after"] else len(names)
-            found.insert(place, (name, metadata))
-    return tuple(_declared(name, *metadata[_COLUMN]) for name, metadata in found)
+    declared: dict[str, Any] = {one.name: one.metadata for one in fields(row)}  # type: ignore[arg-type]
+    declared |= {name: vars(one.fget) for name, one in vars(row).items() if isinstance(one, property)}
+    names: list[str] = []
+    for name, metadata in declared.items():
+        if _COLUMN in metadata:
+            after = metadata[_COLUMN][-1].get("after")
+            names.insert(names.index(after) + 1 if after else len(names), name)
+    return tuple(_declared(name, *declared[name][_COLUMN]) for name in names)
 
 
 def _declared(name: str, kind: Type, meaning: str, header: str, how: _How) -> Column[Any]:
-    value: Callable[[Any], Any] = attrgetter(name)
-    if kind.json == "array":
-        value = partial(_list_of, name)
+    value: Callable[[Any], Any] = how.get("value") or attrgetter(name)
     first, *others = name.split("_")
     key = how.get("key") or first + "".join(map(str.capitalize, others))
     cell = how.get("cell")
 
     def cell_of(row: Any) -> object:
-        return cell(value(row)) if cell is not None else None
+        found = value(row)
+        return None if cell is None or found is None else cell(found)
 
     is_number = kind.json in ("integer", "number") and kind.words != TIME.words
     in_table = how.get("of_row") if cell is None else cell_of
-    return Column(key, kind, meaning, value, header, in_table, how.get("code"), is_number, gauge=how.get("gauge"))
-
-
-def _list_of(name: str, row: Any) -> list[Any] | None:
-    found = getattr(row, name)
-    return None if found is None else list(found)
+    code, only, gauge = how.get("code"), how.get("only"), how.get("gauge")
+    return Column(key, kind, meaning, value, header, in_table, code, is_number, only, gauge)
 
 
 def document(fields: Iterable[Column[R]], row: R) -> dict[str, Any]:
     """Return a row as `--json` prints it."""
-    return {field.key: field.value(row) for field in fields if field.only is None or field.only.has(row)}
+    return {
+        field.key: field.json(row) if field.type.is_nested else field.value(row)
+        for field in fields
+        if field.only is None or field.only.has(row)
+    }
+
+
+def _document_of(fields: Iterable[Column[Any]], found: Any) -> Any:
+    """Return a row within another as JSON, unless it is JSON already."""
+    return found if isinstance(found, dict) else document(fields, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import read_file
 from kmirror.errors import UsageError
 
 
@@ -59,11 +60,14 @@ def read_toml(path: Path, hint: str) -> TomlTable:
     Raises:
         UsageError: it is unreadable, or not TOML (with the line).
     """
-    import tomli
+    try:
+        import tomli as toml
+    except ModuleNotFoundError:  # Spark workers have no other library than Python's own
+        import tomllib as toml  # type: ignore[no-redef]
 
     try:
-        document = tomli.loads(path.read_bytes().decode("utf-8"))
-    except tomli.TOMLDecodeError as error:
+        document = toml.loads(read_file(path).decode("utf-8-sig"))
+    except toml.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", "correct that line") from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deep", "it has tables of a few levels only") from None

@@ -22,6 +22,12 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def address_of(host: str, port: int) -> str:
+    """Return `kafka1:9092` or `[::1]:9092`, as it is written in bootstrap.servers."""
+    # a hostile broker may advertise none
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
 def byte_rate(bytes_per_second: float) -> str:
     """Format bytes per second: `0 B/s`, `12.3 KB/s`, `85.0 MB/s` (a KB is 1,000 bytes)."""
     for factor, unit in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s")):

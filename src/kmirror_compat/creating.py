@@ -11,10 +11,10 @@ from dataclasses import replace
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.properties import literal_secrets
-from kmirror.errors import ExitCode, KmirrorError, RefusedError, UnreachableError, UsageError
+from kmirror.errors import KmirrorError, RefusedError, UnreachableError, UsageError
 from kmirror.ops.base.context import Destination, cluster_id_of
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult, KeyRow, rows_of
-from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.create import check_name, create
 from kmirror.settings.parsing import is_setting, setting_of
@@ -100,8 +100,8 @@ def _created(
         check_name(name)
     if refused := [key_result.key for one in found.values() for key_result in one.refused]:
         message = f"nothing was created: {counted(len(refused), 'key')} refused: {', '.join(dict.fromkeys(refused))}"
-        error = ErrorInfo(ExitCode.REFUSED, message, "correct the file as the rows say, and run the command again")
-        return VerbResult("create", names, dry_run, ExitCode.REFUSED, error=error, keys=keys)
+        refusal = RefusedError(message, "correct the file as the rows say, and run the command again")
+        return replace(VerbResult.failed("create", names, refusal, dry_run=dry_run), keys=keys)
     rows: list[TopicResult] = []
     # a dry run of all first, so that a refusal is found before the first mirror is created
     for is_rehearsal in [True] if dry_run else [True, False]:

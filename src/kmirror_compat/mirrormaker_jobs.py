@@ -107,6 +107,10 @@ class CheckpointsJob(_Job):
         """Return the time between two runs, in seconds."""
         return self._pace.interval_s(settings.emit_checkpoints_interval_seconds)
 
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.emit_offset_syncs_enabled or settings.emit_checkpoints_enabled
+
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Write what has changed. Raises KmirrorError; what was not written is written by the next run."""
         settings = view.settings
@@ -145,6 +149,10 @@ class HeartbeatsJob(_Job):
         """Return the seconds between two heartbeats, or until the setting is read again while they are off."""
         seconds = settings.emit_heartbeats_interval_seconds
         return float(seconds if settings.emit_heartbeats_enabled else settings.refresh_interval_seconds)
+
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.emit_heartbeats_enabled
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Write one heartbeat. Raises KmirrorError if a cluster does not answer."""

@@ -16,16 +16,6 @@ BYTES = Type("integer", "bytes", minimum=0)
 BYTES_PER_SECOND = Type("number", "bytes per second", minimum=0)
 
 
-def shown_bytes(size: int | None) -> str | None:
-    """Return bytes as tables show them."""
-    return None if size is None else byte_count(size)
-
-
-def shown_byte_rate(rate: float | None) -> str | None:
-    """Return bytes per second as tables show them."""
-    return None if rate is None else byte_rate(rate)
-
-
 class Shape(StrEnum):
     """What a topic is, as its name and settings show."""
 
@@ -54,14 +44,14 @@ class TopicFacts:
         "bytes to copy: one replica as stored, remote storage included",
         "BYTES",
         key="bytes",
-        cell=shown_bytes,
+        cell=byte_count,
     )
     rate: float | None = shown(
         BYTES_PER_SECOND.null_when("it could not be read twice"),
         "bytes written per second, as seen between two readings",
         "RATE",
         key="bytesPerSecond",
-        cell=shown_byte_rate,
+        cell=byte_rate,
     )
     is_estimate: bool = shown(
         FLAG, "whether bytes are offsets times the mean size of sampled records", default=False, key="bytesAreEstimated"

@@ -110,7 +110,6 @@ WAVES_SHOWN: Table[Wave] = Table(
 )
 NEEDS: Table[RoomNeed] = Table(columns_of(RoomNeed), "NEEDED MESSAGE")
 
-_ROOM: tuple[Column[Room], ...] = columns_of(Room)
 _READ = "it may not be read"
 MIGRATION_PLAN: tuple[Column[MigrationPlan], ...] = (
     Column("version", Type("integer", "plan version", codes=(VERSION,)), "version of the format", lambda _: VERSION),
@@ -132,13 +131,13 @@ MIGRATION_PLAN: tuple[Column[MigrationPlan], ...] = (
         "the rates that a trial measured, by class of batches: large, medium, small, taken apart, unknown",
         lambda plan: dict(plan.rates.by_class),
     ),
-    Column("destination", object_of(columns_of(Room)), "the destination", lambda plan: document(_ROOM, plan.room)),
-    Column("waves", WAVES.type, "the waves, in order", lambda plan: [WAVES.document(one) for one in plan.waves]),
+    Column("destination", object_of(columns_of(Room)), "the destination", lambda plan: plan.room),
+    Column("waves", WAVES.type, "the waves, in order", lambda plan: plan.waves),
     Column(
         "applications",
         APPLICATIONS.type,
         "the applications: topics and clients that move together",
-        lambda plan: [APPLICATIONS.document(one) for one in plan.applications],
+        lambda plan: plan.applications,
     ),
     Column(
         "hubs",
@@ -146,18 +145,13 @@ MIGRATION_PLAN: tuple[Column[MigrationPlan], ...] = (
         "clients and topics that were left out because they would connect everything",
         lambda plan: [HUBS.document(one) | {"reason": one.reason} for one in plan.hubs],
     ),
-    Column("topics", TOPICS_READ.type, "the topics", lambda plan: [TOPICS_READ.document(one) for one in plan.topics]),
-    Column(
-        "groups",
-        GROUPS_READ.type,
-        "the groups that we may see",
-        lambda plan: [GROUPS_READ.document(one) for one in plan.inventory.groups],
-    ),
+    Column("topics", TOPICS_READ.type, "the topics", lambda plan: plan.topics),
+    Column("groups", GROUPS_READ.type, "the groups that we may see", lambda plan: plan.inventory.groups),
     Column(
         "producers",
         PRODUCERS_READ.type,
         "the producers that brokers remember",
-        lambda plan: [PRODUCERS_READ.document(one) for one in plan.inventory.producers],
+        lambda plan: plan.inventory.producers,
     ),
     Column(
         "principals",
@@ -172,18 +166,13 @@ MIGRATION_PLAN: tuple[Column[MigrationPlan], ...] = (
         "users with SCRAM credentials at the source",
         lambda plan: _list(plan.inventory.scram_users),
     ),
-    Column("needs", NEEDS.type, "what the destination needs", lambda plan: [NEEDS.document(one) for one in plan.needs]),
-    Column(
-        "findings",
-        CHECKS.type,
-        "what `check` finds for the same file",
-        lambda plan: [CHECKS.document(one) for one in plan.findings],
-    ),
+    Column("needs", NEEDS.type, "what the destination needs", lambda plan: plan.needs),
+    Column("findings", CHECKS.type, "what `check` finds for the same file", lambda plan: plan.findings),
     Column(
         "unknown",
         UNSEEN.type,
         "what could not be read, so that the plan may lack something",
-        lambda plan: [UNSEEN.document(one) for one in plan.inventory.unseen],
+        lambda plan: plan.inventory.unseen,
     ),
 )
 
@@ -240,13 +229,18 @@ def _needs(topics: Sequence[TopicFacts], room: Room) -> list[RoomNeed]:
     found.append(RoomNeed(what="disk", is_enough=enough, message=text))
     planned = sum(topic.partitions for topic in topics)
     if replicas is None or room.replicas is None:
-        found.append(RoomNeed(what="partitions", is_enough=None, message=f"{counted(planned, 'partition')} are added"))
+        found.append(
+            RoomNeed(
+                what="partitions", is_enough=None, message=f"{counted(planned, 'partition is', 'partitions are')} added"
+            )
+        )
     else:
         total = -(-(room.replicas + planned * replicas) // max(1, room.brokers))
         on_each = f"{total:,} replicas on each of {counted(room.brokers, 'broker')}"
         text = f"{on_each} then; advised are {_MOST_REPLICAS:,} at most"
         found.append(RoomNeed(what="partitions", is_enough=total <= _MOST_REPLICAS, message=text))
     if room.taken:
-        text = f"{counted(len(room.taken), 'topic')} of the plan exist at the destination already: see `add --adopt`"
+        taken = counted(len(room.taken), "topic of the plan exists", "topics of the plan exist")
+        text = f"{taken} at the destination already: see `add --adopt`"
         found.append(RoomNeed(what="names", is_enough=False, message=text))
     return found

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kmirror.columns import COUNT, TEXT, Type, shown, table_row
 from kmirror.settings.durations import format_duration
 from kmirror.state.records import TopicRecord
 from kmirror.status.partition_row import PartitionRow
 from kmirror.words import counted
 
-_SECONDS = Type("number", "seconds", minimum=0)
 
-
-@table_row
+@dataclass(frozen=True, slots=True)
 class WaveOutcome:
-    """One wave: its predicted and its actual time from `add` to the end of the first copy."""
+    """One wave, by its place in the order: its predicted and its actual time from `add` to the end of the first copy.
 
-    wave: int = shown(COUNT, "its place in the order", "WAVE")
-    topics: int = shown(COUNT, "its topics", "TOPICS")
-    predicted_seconds: float | None = shown(
-        _SECONDS.null_when("the plan predicts none"), "predicted seconds of its copy", "PREDICTED"
-    )
-    actual_seconds: float | None = shown(
-        _SECONDS.null_when("not everything is copied yet, or it is not known when it was"),
-        "seconds from the first `add` of its topics until the first copy of all was complete",
-        "ACTUAL",
-    )
-    message: str = shown(TEXT, "what is known besides", "WHAT IS KNOWN")
+    There is no actual time if not everything is copied yet, or it is not known when it was.
+    """
+
+    wave: int
+    topics: int
+    predicted_seconds: float | None
+    actual_seconds: float | None
+    message: str
 
 
 def wave_outcomes(
@@ -55,7 +50,7 @@ def _outcome(
     if not found:
         message = "not added to this mirror"
     elif len(copied) < len(names):
-        message = f"{len(copied):,} of {counted(len(names), 'topic')} are copied"
+        message = f"{len(copied):,} of {counted(len(names), 'topic is', 'topics are')} copied"
     elif None in times or not began:
         message = "copied; when is not known: an older version copied it"
     else:

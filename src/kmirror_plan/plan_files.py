@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import replace_file
@@ -67,7 +68,7 @@ def read_plan(path: str, flag: str = "--against") -> dict[str, Any]:
     """
     file = Path(path).expanduser() / PLAN_FILE
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_file(file, MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise UsageError(f"{flag}: cannot read {file}: {error.strerror}", "name the folder of a plan") from None
     except ValueError:

@@ -57,8 +57,9 @@ def summary(plan: MigrationPlan) -> Iterator[tuple[str, str]]:
     more = f" and {counted(unknown, 'topic')} of unknown size" if unknown else ""
     yield (
         "",
-        f"{counted(len(plan.topics), 'topic')} ({byte_count(known)}{more}) are of "
-        f"{counted(len(plan.applications), 'application')}, and move in {counted(len(plan.waves), 'wave')}.",
+        f"{counted(len(plan.topics), 'topic')} ({byte_count(known)}{more}) of "
+        f"{counted(len(plan.applications), 'application')} {'moves' if len(plan.topics) == 1 else 'move'} in "
+        f"{counted(len(plan.waves), 'wave')}.",
     )
     if plan.rates.usual is None:
         yield "warn", "No times are predicted: how fast a copy is was not said (--bandwidth) or measured (--trial)."

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.check.check import check
 from kmirror.ops.mirrors.create import checked_properties
+from kmirror.ops.mirrors.replication import NEW_TOPICS, replication_of
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror_plan.migration_plan import MigrationPlan, make_plan
-from kmirror_plan.reading_destination import read_room
+from kmirror.settings.table import Settings
+from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
 from kmirror_plan.reading_source import Progress, read_inventory
 from kmirror_plan.trial import run_trial
 from kmirror_plan.waves import NO_RATES, CopyRates, WaveLimits
@@ -44,10 +46,6 @@ class PlanRequest:
             "bandwidth": self.rates.usual,
             "bandwidthByClass": dict(self.rates.by_class),
         }
-
-    def sampled(self, sample_ms: int) -> PlanRequest:
-        """Return the same with another time between the readings."""
-        return replace(self, sample_ms=sample_ms)
 
     @classmethod
     def stored(cls, mirror_config: Mapping[str, str], options: Mapping[str, Any]) -> PlanRequest:
@@ -103,7 +101,7 @@ def plan(destination: Destination, request: PlanRequest, progress: Progress) -> 
         raise RefusedError("no topic of the source is to be planned", "check --topics, and DESCRIBE on the topics")
     progress("reading the destination")
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        room = read_room(destination, settings, [topic.topic for topic in inventory.topics])
+        room = _read_room(destination, settings, [topic.topic for topic in inventory.topics])
     if request.trial_bytes is not None:
         rates = run_trial(destination, request.mirror_config, inventory.topics, request.trial_bytes, progress)
         request = replace(request, rates=rates)
@@ -118,4 +116,29 @@ def plan(destination: Destination, request: PlanRequest, progress: Progress) -> 
         options=request.options,
         limits=WaveLimits(request.wave_bytes, None if request.wave_ms is None else request.wave_ms / 1000),
         rates=request.rates,
+    )
+
+
+def _read_room(destination: Destination, settings: Settings, topics: Collection[str]) -> Room:
+    """Return what the destination has; `topics` are the names at the source.
+
+    Raises:
+        UnreachableError: it does not answer.
+    """
+    client = destination.client
+    found = client.metadata(None)
+    names = {settings.topic_prefix + topic for topic in topics}
+    state = destination.state()
+    known = replication_of(client, settings, []).get(NEW_TOPICS)
+    use = disk_use(client, "")
+    is_whole = not any(topic.error_code for topic in found.topics.values())
+    replicas = sum(len(one.replicas) for topic in found.topics.values() for one in topic.partitions.values())
+    mirrored = {record.topic for mirror in state.mirrors for record in state.topics(mirror.name)}
+    return Room(
+        cluster_id=destination.cluster_id,
+        brokers=len(found.brokers),
+        replicas=replicas if is_whole else None,
+        free=None if use is None else sum(use.free_bytes),
+        replication_factor=None if known is None else known.replicas,
+        taken=tuple(sorted((names & found.topics.keys()) - mirrored)),
     )

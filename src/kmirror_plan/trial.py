@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.rights.client_quotas import describe_quotas
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.commands import on_mirror
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, TimedOutError
@@ -32,7 +34,6 @@ from kmirror.settings.patterns import TopicSelector
 from kmirror.words import byte_count, byte_rate
 from kmirror_plan.inventory import TopicFacts
 from kmirror_plan.reading_source import Progress
-from kmirror_plan.trial_quotas import LEAST_UNDER_QUOTA_S, bytes_to_show_a_quota
 from kmirror_plan.waves import CopyRates, batch_class
 
 _PREFIX = "kmirror-trial-"
@@ -57,6 +58,13 @@ _PATIENCE_S = 120.0
 #: A rate is of the time after so many of the bytes: before that an engine finds its pace.
 _WARM_SHARE = 0.5
 _FEWEST_LOOKS = 4
+#: For how long brokers let a client borrow of its quota by default: quota.window.num × quota.window.size.seconds.
+_BORROWED_S = 11.0
+#: How long a trial must last to show a quota: its rate is that of the second half of its bytes.
+_LEAST_UNDER_QUOTA_S = 3 * _BORROWED_S
+_READING = "consumer_byte_rate"
+_SLOWING = frozenset({_READING, "request_percentage"})
+_ANONYMOUS = "ANONYMOUS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,8 @@ def run_trial(
     """
     source, _ = checked_properties(mirror_config)
     with ClusterClient(client_config(source)) as client:
-        to_show = bytes_to_show_a_quota(client)
-    least = _LEAST_S if to_show is None else LEAST_UNDER_QUOTA_S
+        to_show = _bytes_to_show_a_quota(client)
+    least = _LEAST_S if to_show is None else _LEAST_UNDER_QUOTA_S
     classes = samples(topics, size, to_show or 0.0)
     if not classes:
         raise RefusedError("there is nothing to copy for a trial", "give --bandwidth instead of --trial")
@@ -95,10 +103,12 @@ def run_trial(
         for batches, some in classes.items():
             progress(f"trial: copying {byte_count(size / len(classes))} of topics with {batches} batches")
             looks = _copied(destination, engine, name, some, size / len(classes), least)
-            if (rate := rate_of([(look.at, look.copied) for look in looks])) is not None:
-                found[batches] = rate
-                copied, seconds = copied + looks[-1].copied, seconds + looks[-1].copied / rate
-                progress(f"trial: {batches} batches at {byte_rate(rate)}")
+            if (rate := rate_of([(look.at, look.copied) for look in looks])) is None:
+                progress(f"trial: {batches} batches were copied too soon to measure their rate: that of all is used")
+                continue
+            found[batches] = rate
+            copied, seconds = copied + looks[-1].copied, seconds + looks[-1].copied / rate
+            progress(f"trial: {batches} batches at {byte_rate(rate)}")
         engine.stop()
     if not found:
         raise RefusedError(
@@ -187,6 +197,27 @@ def _copied(
     return looks if lasted >= least or least == _LEAST_S else []
 
 
+def _bytes_to_show_a_quota(client: ClusterClient) -> float | None:
+    """Return how many bytes a trial must have at least to show a quota on what this client reads.
+
+    None if none may apply. 0 if it is not known: we may not see quotas, or one is on the time that brokers spend.
+    """
+    try:
+        quotas = [one for one in describe_quotas(client) if may_apply(one, client.config)]
+    except (KmirrorError, OutcomeUnknown):
+        return 0.0
+    if not quotas:
+        return None
+    on_each_broker = max((one.value for one in quotas if one.key == _READING), default=0.0)
+    return on_each_broker * len(client.metadata([]).brokers) * (_LEAST_UNDER_QUOTA_S + _BORROWED_S)
+
+
+def may_apply(quota: Quota, config: ClientConfig) -> bool:
+    """Return whether a quota on reading may be that of a client; where several are, brokers take the closest one."""
+    own = {"user": config.username or _ANONYMOUS, "client-id": config.client_id}
+    return quota.key in _SLOWING and all(name in ("", own.get(kind)) for kind, name in quota.entity)
+
+
 @contextmanager
 def _mirror(destination: Destination, mirror_config: Mapping[str, str]) -> Iterator[str]:
     """Create a mirror for the block, and remove it and its topics afterwards."""
@@ -208,11 +239,9 @@ def _mirror(destination: Destination, mirror_config: Mapping[str, str]) -> Itera
 
 
 def _remove(destination: Destination, name: str) -> None:
-    state = destination.state()
-    topics = state.topics(name)
-    if topics:
+    if destination.state().topics(name):
         failover(destination, name)
-    ours = {topic.topic: topic.destination_topic_id for topic in topics}
-    found = destination.client.metadata(ours).topics
-    delete_topics(destination.client, [one for one in ours if found[one].printed_topic_id == ours[one]])
+    # one that was created in the moment of an interrupt is not in the state yet
+    topics = destination.client.metadata().topics
+    delete_topics(destination.client, [topic for topic in topics if topic.startswith(f"{name}.")])
     delete(destination, name)

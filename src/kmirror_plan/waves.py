@@ -16,9 +16,9 @@ from typing import Any
 
 from kmirror.columns import COUNT, FLAG, TEXT, Column, Type, list_of, shown, table_row
 from kmirror.settings.durations import format_duration
-from kmirror.words import byte_count
+from kmirror.words import byte_count, byte_rate
 from kmirror_plan.applications import Application
-from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts, shown_byte_rate, shown_bytes
+from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts
 
 _SECONDS = Type("number", "seconds", minimum=0)
 #: From `add` to the first byte copied, where an engine runs.
@@ -32,8 +32,10 @@ def duration_text(seconds: float) -> str:
     return format_duration(max(1, round(seconds)) * 1000)
 
 
-def _duration(seconds: float | None) -> str | None:
-    return None if seconds is None else duration_text(seconds)
+def _caught_up(wave: Wave) -> str | None:
+    if wave.never_catches_up:
+        return "never"
+    return None if wave.caught_up_seconds is None else duration_text(wave.caught_up_seconds)
 
 
 @table_row
@@ -45,26 +47,26 @@ class Wave:
     topics: tuple[str, ...] = shown(list_of(TEXT), "their topics")
     partitions: int = shown(COUNT, "their partitions", "PARTITIONS")
     size: int | None = shown(
-        BYTES.null_when("the size of a topic is not known"), "bytes to copy", "BYTES", key="bytes", cell=shown_bytes
+        BYTES.null_when("the size of a topic is not known"), "bytes to copy", "BYTES", key="bytes", cell=byte_count
     )
     rate: float | None = shown(
         BYTES_PER_SECOND.null_when("the rate of a topic is not known"),
         "bytes written to the topics per second",
         "WRITTEN",
         key="bytesPerSecond",
-        cell=shown_byte_rate,
+        cell=byte_rate,
     )
     copy_seconds: float | None = shown(
         _SECONDS.null_when("bytes, or the rate of a copy, are not known"),
         "predicted seconds to copy what is there now",
         "COPY",
-        cell=_duration,
+        cell=duration_text,
     )
     caught_up_seconds: float | None = shown(
         _SECONDS.null_when("it is not known, or the copy never catches up"),
         "predicted seconds until the copy has caught up with what is written meanwhile",
         "CAUGHT-UP",
-        of_row=lambda wave: "never" if wave.never_catches_up else _duration(wave.caught_up_seconds),
+        of_row=_caught_up,
     )
     never_catches_up: bool = shown(FLAG, "whether records are written at least as fast as they can be copied")
     exceeds: str | None = shown(
@@ -172,7 +174,7 @@ def _wave(
     if limits.size is not None and size is not None and size > limits.size:
         exceeds = f"--wave-bytes {byte_count(limits.size)}"
     elif limits.seconds is not None and copy_seconds is not None and copy_seconds > limits.seconds:
-        exceeds = f"--wave-time {_duration(limits.seconds)}"
+        exceeds = f"--wave-time {duration_text(limits.seconds)}"
     return Wave(
         number=0,
         applications=tuple(application.name for application in applications),

@@ -34,7 +34,7 @@ from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.rights_records import SHARED
 from kmirror.words import counted, listed
 from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, made_by_others
-from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.cluster import DEFAULT_USERS, SandboxCluster, start_together
 from kmirror_sandbox.ports import LOOPBACK
 
@@ -227,6 +227,5 @@ def for_a_record(properties: Mapping[str, str], file: Path) -> dict[str, str]:
     """Return properties for a record, which holds no secrets: they are written to a file that only we can read."""
     reader, literal = PropertyReader.of(properties, None), literal_secrets(properties)
     hidden = [key for key, value in properties.items() if key in literal or "${" in value]
-    file.touch(mode=0o600)
-    file.write_text(properties_text({key: reader.text(key) or "" for key in hidden}), encoding="utf-8")
+    write_properties(file, {key: reader.text(key) or "" for key in hidden})
     return {**properties, **{key: f"${{file:{file}:{key}}}" for key in hidden}}

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from kmirror.columns import (
     COUNT,
+    DURATION,
     FLAG,
     TEXT,
     TIME,
@@ -23,6 +22,7 @@ from kmirror.columns import (
     list_of,
     object_of,
     one_of,
+    showing,
     shown,
     table_row,
 )
@@ -59,8 +59,8 @@ class PhaseResult(StrEnum):
     SKIPPED = "SKIPPED"
 
 
-def _shown_seconds(seconds: float | None) -> str | None:
-    return None if seconds is None else format_duration(round(1000 * seconds))
+def _shown_seconds(seconds: float) -> str:
+    return format_duration(round(1000 * seconds))
 
 
 @table_row
@@ -122,9 +122,12 @@ class RecoveryTimes:
     checked: float | None = shown(
         SECONDS.null_when("there was no --check, or it failed"), "until --check had ended", default=None
     )
-    steps: tuple[FailoverStep, ...] = ()
+    steps: tuple[FailoverStep, ...] = shown(
+        list_of(object_of(columns_of(FailoverStep))), "the steps of the failover", default=()
+    )
 
     @property
+    @showing(SECONDS.null_when("clients could not write"), "the RTO", after="checked")
     def seconds(self) -> float | None:
         """The RTO as far as kmirror knows it: until clients could write, and the check had passed."""
         known = [one for one in (self.written, self.checked) if one is not None]
@@ -135,10 +138,10 @@ class RecoveryTimes:
 class Loss:
     """What was lost, as the failover reported it and as it was counted."""
 
-    reported_least: int | None = shown(COUNT.null_when("the failover did not know"), "lost records reported: at least")
+    reported_least: int | None = shown(COUNT.null_when("the failover did not know"), "lost offsets reported: at least")
     reported_most: int | None = shown(
         COUNT.null_when("the failover did not know"),
-        "lost records reported: at most, had the source died when it was cut off",
+        "lost offsets reported: at most, had the source died when it was cut off",
     )
     counted: int | None = shown(
         COUNT.null_when("it could not be counted"), "lost records counted in the files of the source's stand-in"
@@ -150,24 +153,6 @@ class Loss:
     )
 
 
-PHASES: Table[RehearsalPhase] = Table(columns_of(RehearsalPhase), "PHASE RESULT TIME MESSAGE")
-TOPICS: Table[RehearsedTopic] = Table(
-    columns_of(RehearsedTopic), "TOPIC PARTITIONS OFFSETS LOST-REPORTED LOST-COUNTED WRITTEN READ"
-)
-_STEPS = columns_of(FailoverStep)
-_RECOVERY: tuple[Column[RecoveryTimes], ...] = (
-    *columns_of(RecoveryTimes),
-    Column("seconds", SECONDS.null_when("clients could not write"), "the RTO", lambda found: found.seconds),
-    Column(
-        "steps",
-        list_of(object_of(_STEPS)),
-        "the steps of the failover",
-        lambda found: [document(_STEPS, one) for one in found.steps],
-    ),
-)
-_LOSS = columns_of(Loss)
-
-
 @table_row
 class ClusterUsed:
     """One of the clusters."""
@@ -177,25 +162,32 @@ class ClusterUsed:
     is_sandbox: bool = shown(FLAG, "whether it was started for the rehearsal and is gone", default=False)
 
 
-_CLUSTER = columns_of(ClusterUsed)
+PHASES: Table[RehearsalPhase] = Table(columns_of(RehearsalPhase), "PHASE RESULT TIME MESSAGE")
+TOPICS: Table[RehearsedTopic] = Table(
+    columns_of(RehearsedTopic), "TOPIC PARTITIONS OFFSETS LOST-REPORTED LOST-COUNTED WRITTEN READ"
+)
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class Rehearsal:
     """The evidence; `window_ms` is None if topics were copied from their beginning."""
 
-    began_ms: int
-    ended_ms: int
-    operator: str
-    source: ClusterUsed
-    destination: ClusterUsed
-    window_ms: int | None
-    phases: tuple[RehearsalPhase, ...]
-    recovery: RecoveryTimes
-    loss: Loss
-    topics: tuple[RehearsedTopic, ...]
-    findings: tuple[Finding, ...]
-    checks: tuple[HookRun, ...] = field(default=())
+    version: int = shown(COUNT, "the version of this document", default=VERSION)
+    verb: str = shown(TEXT, "rehearse", default="rehearse")
+    began_ms: int = shown(TIME, "when it began")
+    ended_ms: int = shown(TIME, "when it ended")
+    operator: str = shown(TEXT, "who ran it: user@host")
+    source: ClusterUsed = shown(object_of(columns_of(ClusterUsed)), "the source, which was only read")
+    destination: ClusterUsed = shown(object_of(columns_of(ClusterUsed)), "the destination")
+    window_ms: int | None = shown(
+        DURATION.null_when("topics were copied from their beginning"), "how old the oldest copied records were at most"
+    )
+    phases: tuple[RehearsalPhase, ...] = shown(PHASES.type, "what was done, in its order")
+    recovery: RecoveryTimes = shown(object_of(columns_of(RecoveryTimes)), "the RTO by phase")
+    loss: Loss = shown(object_of(columns_of(Loss)), "what was lost")
+    topics: tuple[RehearsedTopic, ...] = shown(TOPICS.type, "the topics")
+    findings: tuple[Finding, ...] = shown(FINDINGS.type, "what is wrong, or would lack")
+    checks: tuple[HookRun, ...] = shown(list_of(object_of(HOOK_RUNS)), "how --check ended", default=())
 
     @property
     def bad(self) -> list[Finding]:
@@ -203,6 +195,7 @@ class Rehearsal:
         return [one for one in self.findings if one.level is FindingLevel.BAD]
 
     @property
+    @showing(EXIT_CODE, "the exit code", after="verb")
     def exit_code(self) -> ExitCode:
         """7 if contents differ, 4 if anything else is wrong."""
         if any(one.kind is Kind.CONTENTS_DIFFER for one in self.bad):
@@ -225,36 +218,4 @@ class Rehearsal:
         return document(REHEARSAL, self)
 
 
-def _rows(table: Table[Any], rows: Sequence[Any]) -> list[dict[str, Any]]:
-    return [table.document(one) for one in rows]
-
-
-REHEARSAL: tuple[Column[Rehearsal], ...] = (
-    Column("version", COUNT, "the version of this document", lambda _: VERSION),
-    Column("verb", TEXT, "rehearse", lambda _: "rehearse"),
-    Column("exitCode", EXIT_CODE, "the exit code", lambda one: int(one.exit_code)),
-    Column("beganMs", TIME, "when it began", lambda one: one.began_ms),
-    Column("endedMs", TIME, "when it ended", lambda one: one.ended_ms),
-    Column("operator", TEXT, "who ran it: user@host", lambda one: one.operator),
-    Column(
-        "source", object_of(_CLUSTER), "the source, which was only read", lambda one: document(_CLUSTER, one.source)
-    ),
-    Column("destination", object_of(_CLUSTER), "the destination", lambda one: document(_CLUSTER, one.destination)),
-    Column(
-        "windowMs",
-        Type("integer", "ms", minimum=0).null_when("topics were copied from their beginning"),
-        "how old the oldest copied records were at most",
-        lambda one: one.window_ms,
-    ),
-    Column("phases", PHASES.type, "what was done, in its order", lambda one: _rows(PHASES, one.phases)),
-    Column("recovery", object_of(_RECOVERY), "the RTO by phase", lambda one: document(_RECOVERY, one.recovery)),
-    Column("loss", object_of(_LOSS), "what was lost", lambda one: document(_LOSS, one.loss)),
-    Column("topics", TOPICS.type, "the topics", lambda one: _rows(TOPICS, one.topics)),
-    Column("findings", FINDINGS.type, "what is wrong, or would lack", lambda one: _rows(FINDINGS, one.findings)),
-    Column(
-        "checks",
-        list_of(object_of(HOOK_RUNS)),
-        "how --check ended",
-        lambda one: [document(HOOK_RUNS, run) for run in one.checks],
-    ),
-)
+REHEARSAL: tuple[Column[Rehearsal], ...] = columns_of(Rehearsal)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import replace_file
 from kmirror.words import json_text
@@ -40,7 +41,7 @@ class RehearsalFolder:
         found = []
         for file in sorted(self.path.glob(f"{_PREFIX}*.json")):
             try:
-                document = json.loads(file.read_text(encoding="utf-8"))
+                document = json.loads(read_file(file, MOST_DOCUMENT_BYTES))
             except (OSError, ValueError):
                 continue
             if isinstance(document, dict) and document.get("version") == VERSION and document.get("verb") == "rehearse":

@@ -265,9 +265,9 @@ def loss_misreported(least: int | None, most: int | None, lost: int | None) -> I
     if least is None or most is None:
         said = "did not know how many records were lost"
     elif least > lost:
-        said = f"reported at least {least:,} lost records"
+        said = f"reported at least {least:,} lost offsets"
     elif most * _LOSS_FACTOR < lost:
-        said = f"reported at most {most:,} lost records"
+        said = f"reported at most {most:,} lost offsets"
     else:
         return
     yield bad(Kind.LOSS_MISREPORTED, "loss", f"the failover {said}; counted were {lost:,}")

@@ -70,7 +70,7 @@ from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, warn
 from kmirror_rehearse.rehearsal_run import (
     RehearsalRun,
 )
-from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.cluster import SandboxCluster
 
 MIRROR = "rehearsal"
@@ -303,9 +303,7 @@ class Rehearser:
 
     def _check(self, command: HookCommand) -> None:
         run = self._run
-        config = self._folder / "check.properties"
-        config.touch(mode=0o600)
-        config.write_text(properties_text(self._here.properties), encoding="utf-8")
+        config = write_properties(self._folder / "check.properties", self._here.properties)
         environ = {
             **os.environ,
             "KMIRROR_BOOTSTRAP_SERVER": self._here.bootstrap_server,

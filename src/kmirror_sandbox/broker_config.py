@@ -106,6 +106,13 @@ def properties_text(settings: Mapping[str, str]) -> str:
     return "".join(f"{_escaped(key, ' :=#!')}={_escaped(value, '')}\n" for key, value in settings.items())
 
 
+def write_properties(path: Path, settings: Mapping[str, str]) -> Path:
+    """Write settings to a properties file that only its owner can read; return the path."""
+    path.touch(mode=0o600)
+    path.write_text(properties_text(settings), encoding="utf-8")
+    return path
+
+
 def _escaped(text: str, separators: str) -> str:
     def escape(position: int, character: str) -> str:
         if character in _ESCAPES:
@@ -179,11 +186,7 @@ def _secured(security: SecuritySpec, node: NodeSpec, tls: Path) -> dict[str, str
         "inter.broker.listener.name": "INTERNAL",
         "listener.name.internal.ssl.client.auth": "required",
         "listener.name.controller.ssl.client.auth": "required",
-        "ssl.keystore.type": "PKCS12",
-        "ssl.keystore.location": str(tls / "node.p12"),
-        "ssl.keystore.password": security.store_password,
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(tls / "ca.pem"),
+        **_stores(security, tls, ""),
         "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/,DEFAULT",
         "super.users": f"User:{BROKER_PRINCIPAL};User:{ADMIN_USER}",
         **({"listener.name.ssl.ssl.client.auth": "required"} if security.wants_certificates else _passwords(security)),
@@ -213,8 +216,11 @@ def _tiered(spec: ClusterSpec, tls: Path, store: Path) -> dict[str, str]:
 
 def _as_broker(security: SecuritySpec, tls: Path, prefix: str) -> dict[str, str]:
     """Return the settings with which a client of the internal listener connects as a broker."""
+    return {f"{prefix}security.protocol": "SSL", **_stores(security, tls, prefix)}
+
+
+def _stores(security: SecuritySpec, tls: Path, prefix: str) -> dict[str, str]:
     return {
-        f"{prefix}security.protocol": "SSL",
         f"{prefix}ssl.keystore.type": "PKCS12",
         f"{prefix}ssl.keystore.location": str(tls / "node.p12"),
         f"{prefix}ssl.keystore.password": security.store_password,

@@ -20,7 +20,7 @@ from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
-from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.certificates import make_certificates
 from kmirror_sandbox.client_files import create_scram_users, login_properties
 from kmirror_sandbox.cluster_spec import (
@@ -274,9 +274,7 @@ class SandboxCluster:
 
     def write_client_properties(self, path: Path, user: str = ADMIN_USER, mechanism: str | None = None) -> Path:
         """Write the client properties to a file that only its owner can read; return the path."""
-        path.touch(mode=0o600)
-        path.write_text(properties_text(self.client_properties(user, mechanism)), encoding="utf-8")
-        return path
+        return write_properties(path, self.client_properties(user, mechanism))
 
     def _java_and_jars(self) -> tuple[Path, KafkaJars]:
         version = self._spec.kafka_version if self._spec else self._kafka_version

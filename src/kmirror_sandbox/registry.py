@@ -21,7 +21,7 @@ from kmirror.columns import COUNT, TEXT, Column, Table, columns_of, document, li
 from kmirror.errors import RefusedError, UsageError
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
-from kmirror_sandbox.broker_config import properties_text
+from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
 from kmirror_sandbox.jars import check_kafka_version
@@ -112,12 +112,7 @@ STATUS: tuple[Column[SandboxStatus], ...] = (
         "files that say how the stores of tiered topics behave; none unless it has tiered storage",
         lambda status: [str(file) for file in status.control_files],
     ),
-    Column(
-        "brokers",
-        BROKERS.type,
-        "its brokers; none if there is no sandbox",
-        lambda status: [BROKERS.document(broker) for broker in status.brokers],
-    ),
+    Column("brokers", BROKERS.type, "its brokers; none if there is no sandbox", lambda status: status.brokers),
 )
 
 
@@ -338,9 +333,7 @@ def _write_client_files(cluster: SandboxCluster) -> None:
     login = cluster.directory / f"{KMIRROR_USER}.properties"
     properties = cluster.client_properties(KMIRROR_USER)
     mirror = {**properties, **{key: f"${{file:{login}:{key}}}" for key in _SECRETS if key in properties}}
-    file = cluster.directory / MIRROR_FILE
-    file.touch(mode=0o600)
-    file.write_text(properties_text(mirror), encoding="utf-8")
+    write_properties(cluster.directory / MIRROR_FILE, mirror)
 
 
 def _refuse_another(cluster: SandboxCluster, options: SandboxOptions) -> None:
@@ -367,9 +360,12 @@ def _refuse_another(cluster: SandboxCluster, options: SandboxOptions) -> None:
 def _locked(directory: Path, *, create: bool) -> Iterator[None]:
     """Let one command at a time change the sandbox. The lock is on the directory itself, so no lock file remains."""
     while True:
-        if create:
-            directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            if create:
+                directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise UsageError(f"--dir: cannot use {directory}: {error.strerror}", "name another directory") from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_same(descriptor, directory):

@@ -11,8 +11,8 @@ import pytest
 from bench.redirect.clients import Kind, java_client
 from bench.redirect.results import PAGE
 from bench.redirect.scenarios import run
+from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
-from tests.support.clusters import MakeCluster
 from tests.support.kafka_tools import kafka_tool
 from tests.support.waiting import wait_until
 
@@ -35,16 +35,15 @@ def test_connected_clients_come_back_through_the_door_with_every_record_once(
         assert all(one.refused > 0 for one in outcomes), "no write met the block of producers"
 
 
-def test_the_settings_on_the_page_can_be_set_and_taken_back(make_cluster: MakeCluster) -> None:
+def test_the_settings_on_the_page_can_be_set_and_taken_back(mortal_cluster: SandboxCluster) -> None:
     """The address from which the limit is undone is this one; no broker or client with another address is there."""
-    cluster = make_cluster("limited")
     text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
     evict_user, undo_user, limit, undo_limit = (
-        shlex.split(line.replace("a:9092 --command-config admin.properties", cluster.bootstrap_servers))[1:]
+        shlex.split(line.replace("a:9092 --command-config admin.properties", mortal_cluster.bootstrap_servers))[1:]
         for line in re.findall(r"^ +(kafka-configs .*)$", text, re.MULTILINE)
     )
     limit[-1] = limit[-1].replace("10.0.0.9", "127.0.0.1")
-    here = ("--describe", "--bootstrap-server", cluster.bootstrap_servers)
+    here = ("--describe", "--bootstrap-server", mortal_cluster.bootstrap_servers)
 
     def limits() -> bytes:
         return kafka_tool("kafka-configs.sh", *here, "--entity-type", "brokers", "--entity-default")

@@ -18,8 +18,11 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize(
     "command",
-    [java_client(DEFAULT_KAFKA_VERSION), python_client("librdkafka_client"), python_client("kafka_python_client")],
-    ids=["java", "librdkafka", "kafka-python"],
+    [
+        pytest.param(java_client(DEFAULT_KAFKA_VERSION), id="java", marks=pytest.mark.slow),
+        pytest.param(python_client("librdkafka_client"), id="librdkafka"),
+        pytest.param(python_client("kafka_python_client"), id="kafka-python", marks=pytest.mark.slow),
+    ],
 )
 def test_a_client_reports_what_the_log_has(
     command: Callable[[Path], list[str]], cluster_pair: ClusterPair, tmp_path: Path

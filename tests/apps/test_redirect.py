@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from kmirror_sandbox.cluster import start_together
+from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.ports import LOOPBACK
 from tests.support.clusters import MakeCluster, unique_topic
@@ -51,7 +51,8 @@ class Visitor:
             now_wrote, now_read = self._seen()
             new = {value: offset for value, offset in now_wrote.items() if value not in old}
             found[:] = [(new, now_read[begin:])]
-            return len(new) >= records and set(new) <= set(now_read[begin:])
+            # one may have been read before it was acknowledged, and that before `begin`
+            return len(new) >= records and set(new) <= set(now_read)
 
         wait_until(is_enough)
         return found[0]
@@ -121,7 +122,7 @@ def record(server: NameServer) -> str:
     return target
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_clients_find_the_cluster_in_charge_through_a_door(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """A planned move to B, and back to A when B is lost; of A's brokers one is always dead."""
     a, b = (make_cluster(name, start=False) for name in ("a", "b"))
@@ -179,15 +180,18 @@ def test_clients_find_the_cluster_in_charge_through_a_door(make_cluster: MakeClu
         assert min(wrote.values()) > lost.begin, "a marker is at the copy's end"
         visitor.stop()
         at_a = {int(value) for value in values(a, topic)}
-        assert at_a <= visitor.wrote.keys() & set(visitor.read)
+        assert at_a <= visitor.wrote.keys()
+        # it stops to read first
+        assert {value for value in at_a if value <= max(wrote)} <= set(visitor.read)
         assert [value for value, offset in visitor.wrote.items() if value not in at_a and offset < lost.begin] == []
     assert [sites for sites, _ in groupby(filter(None, seen))] == [{"a"}, {"b"}, {"a"}]
 
 
-@pytest.mark.timeout(600)
-def test_a_door_may_stay_open_while_the_standby_cluster_is_down(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    a, b = (make_cluster(name, start=False) for name in ("a", "b"))
-    start_together([a, b])
+@pytest.mark.slow
+def test_a_door_may_stay_open_while_the_standby_cluster_is_down(
+    source_cluster: SandboxCluster, passing_destination: SandboxCluster, tmp_path: Path
+) -> None:
+    a, b = source_cluster, passing_destination
     topic = unique_topic("orders")
     create_topics(a, {topic: {}}, 1)
     mirror = Journey(a, b, tmp_path, [topic]).mirror

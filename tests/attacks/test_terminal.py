@@ -34,7 +34,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.base.converted_keys import KEYS, KeyRow
 from kmirror.ops.base.results import ErrorInfo
 from kmirror.ops.base.topic_results import PARTITION_RESULTS, RESULTS, TopicResult
-from kmirror.ops.check.findings import CHECKS, CheckLine, Findings
+from kmirror.ops.check.findings import CHECKS, AllFindings, CheckLine
 from kmirror.ops.check.powers import Power
 from kmirror.ops.mirrors.config import MIRROR_SETTINGS, SettingRow
 from kmirror.ops.show.describe_groups import GROUPS, GroupRow
@@ -238,7 +238,7 @@ def test_what_a_check_failed_with_is_one_line() -> None:
     def fail() -> None:
         raise RefusedError("no\nkafka-acls --add --allow-principal User:evil", "a hint")
 
-    with Findings(shown.append).catching("source", "connection"):
+    with AllFindings(shown.append).source.catching("connection"):
         fail()
     (line,) = shown
     assert line.message.isprintable()

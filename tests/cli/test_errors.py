@@ -94,6 +94,44 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "cannot read the properties file nowhere.properties: No such file or directory",
             "name a readable file of Java properties",
         ),
+        *(
+            (("describe", *words), f"{flag} is empty", "give a value, or leave it out; a variable may not be set")
+            for flag, words in {
+                "--bootstrap-server": ("--bootstrap-server", ""),
+                "--cluster": ("--cluster=",),
+                "--command-config": ("--command-config", "", *DESTINATION),
+                "--expect-cluster-id": ("--expect-cluster-id", "", *DESTINATION),
+                "--mirror": ("--mirror", "", *DESTINATION),
+            }.items()
+        ),
+        (
+            ("failover", "--mirror", "m", "--report", "", *DESTINATION),
+            "--report is empty",
+            "give a value, or leave it out; a variable may not be set",
+        ),
+        *(
+            ((*words, *DESTINATION), f"{flag}: \\udcff is not UTF-8 text", "check the encoding of the terminal")
+            for flag, words in {
+                "--topics": ("describe", "--mirror", "m", "--topics", "\udcff"),
+                "--mirror": ("pause", "--mirror=\udcff"),
+                "--config": ("add", "--mirror", "m", "--topics", "t", "--config", "\udcff"),
+            }.items()
+        ),
+        (
+            ("report", "--mirror", "m", "--html", "x" * 300, *DESTINATION),
+            f"--html: cannot write {'x' * 300}: File name too long",
+            "give a file in a writable directory",
+        ),
+        (
+            ("run", "--mirror", "m", "--log-file", "x" * 300, *DESTINATION),
+            f"--log-file: cannot write {'x' * 300}: File name too long",
+            "give a file in a directory that kmirror may write to",
+        ),
+        (
+            ("sandbox", "up", "--dir", "/dev/null"),
+            "--dir: cannot use /dev/null: File exists",
+            "name another directory",
+        ),
         (
             ("list", "--bootstrap-server", "localhost"),
             "bootstrap.servers: 'localhost' is not HOST:PORT",

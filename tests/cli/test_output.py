@@ -102,13 +102,22 @@ DIFFERENT_ROW = VerifyRow(
     different=True,
     notes=("look",),
 )
-OUTCOME = VerifyOutcome("m", ExitCode.OK, (EQUAL_ROW,), None, ("one was compacted",), Where.THREADS, 1, "in 1 thread")
+OUTCOME = VerifyOutcome(
+    mirror="m",
+    exit_code=ExitCode.OK,
+    rows=(EQUAL_ROW,),
+    error=None,
+    warnings=("one was compacted",),
+    where=Where.THREADS,
+    tasks=1,
+    how="in 1 thread",
+)
 DIFFERENT = VerifyOutcome(
-    "m",
-    ExitCode.HISTORIES_DIFFER,
-    (EQUAL_ROW, DIFFERENT_ROW),
-    ErrorInfo(ExitCode.HISTORIES_DIFFER, "1 of 2 partitions differ", "look there"),
-    (),
+    mirror="m",
+    exit_code=ExitCode.HISTORIES_DIFFER,
+    rows=(EQUAL_ROW, DIFFERENT_ROW),
+    error=ErrorInfo(ExitCode.HISTORIES_DIFFER, "1 of 2 partitions differ", "look there"),
+    warnings=(),
 )
 
 
@@ -210,7 +219,7 @@ LINES = (
         hint="kafka-acls one\nkafka-acls two",
     ),
 )
-REPORT = CheckReport(LINES, ExitCode.REFUSED)
+REPORT = CheckReport(lines=LINES, exit_code=ExitCode.REFUSED)
 
 
 def test_check_as_it_goes() -> None:
@@ -275,10 +284,10 @@ def test_a_stop_shows_totals_and_the_rows_that_need_a_look(capsys: pytest.Captur
     TableOutput(Screen.of_this_process()).result(result)
     shown = capsys.readouterr()
     assert shown.out.splitlines()[:2] == [
-        "2 partitions: 3 records known lost as of 1970-01-01T00:00:02Z",
+        "2 partitions: 3 offsets known lost as of 1970-01-01T00:00:02Z",
         "RPO: 0.5 s between the last mirrored record and the source's last one",
     ]
-    assert "orders-1 is stopped at 5; 3 records known lost" in shown.out
+    assert "orders-1 is stopped at 5; 3 offsets known lost" in shown.out
     assert "orders-0" not in shown.out
     assert "1 row without errors or loss not shown; -v shows all" in shown.err
     TableOutput(Screen.of_this_process(), 1).result(result)

@@ -193,6 +193,30 @@ def test_describe_says_why_nothing_moves() -> None:
     ]
 
 
+def test_describe_says_that_leaders_are_away_at_the_destination() -> None:
+    """Half of a broker's log directories were full: `describe` showed dashes, MIRRORING, and no word about it."""
+    screen = piped()
+    unknown = replace(ROW, destination_offset=None, lag=None)
+    refused = replace(ROW, partition=1, reason=Reason.DESTINATION_UNREACHABLE)
+    TableOutput(screen).rows(PARTITIONS, [unknown, refused, replace(ROW, partition=2)])
+    assert written(screen)[1] == (
+        "m: the destination does not answer for 2 partitions; `kmirror check --mirror m` says why\n"
+    )
+
+
+def test_describe_says_what_a_stopped_topic_has_lost_since() -> None:
+    """After a failover an unclean election took 200 records: only `verify` said so."""
+    screen = piped()
+    lost = replace(ROW, state=PartitionState.STOPPED, reason=Reason.FAILED_OVER, destination_offset=800)
+    lost = replace(lost, last_mirrored_offset=1000)
+    TableOutput(screen).rows(PARTITIONS, [lost, replace(lost, partition=1, destination_offset=1000)])
+    assert written(screen)[1].splitlines() == [
+        "m: 1 topic stopped, FAILED_OVER",
+        "m: 1 stopped partition ends below the last mirrored offset: orders-0 ends at 800, not 1000;"
+        " `kmirror verify --mirror m` says what is missing",
+    ]
+
+
 def test_describe_never_shows_as_mirroring_what_is_not() -> None:
     screen = piped()
     waiting = replace(ROW, topic_state=TopicState.PENDING_STOPPED)
@@ -288,6 +312,14 @@ def test_list() -> None:
         "            -  -\n",
         "",
     )
+
+
+def test_a_largest_lag_is_a_lower_bound_while_others_are_unknown() -> None:
+    """A partition without a leader at the destination was ignored: `MAX-LAG 0` with thousands of records missing."""
+    screen = piped()
+    TableOutput(screen).rows(MIRRORS, [replace(MIRROR, max_lag=0, lag_unknown=3)])
+    head, row = written(screen)[0].splitlines()
+    assert row[: head.index("SOURCE-CLUSTER-ID")].split()[-1] == "≥0"
 
 
 def test_an_empty_list() -> None:

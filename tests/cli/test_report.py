@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kmirror.cli.commands.evidence_files import AtomicFile, Report
-from kmirror.cli.commands.report_command import require_own
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.web.look import GENERATOR
 from tests.cli.conftest import Run
@@ -86,7 +85,12 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, held: str) -> 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("nowhere/evidence.json", "No such file or directory"), ("folder", "is a directory")],
+    [
+        ("nowhere/evidence.json", "No such file or directory"),
+        ("folder", "is a directory"),
+        ("x" * 300, "File name too long"),
+        ("x" * 240, "File name too long"),
+    ],
 )
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -97,14 +101,19 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
 
 def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
     file = tmp_path / "dr.html"
+
+    def require_own() -> None:
+        written = AtomicFile.at(str(file), "--html", "the report")
+        written.require_own("--html", "a kmirror report", 2_000, lambda head: GENERATOR.encode() in head)
+
     for held in (None, "", f"<!doctype html>{GENERATOR}"):
         if held is not None:
             file.write_text(held, encoding="utf-8")
-        require_own(file)
+        require_own()
     for held in ("<!doctype html><p>my notes", f"{' ' * 5000}{GENERATOR} is too late"):
         file.write_text(held, encoding="utf-8")
         with pytest.raises(UsageError, match="is not a kmirror report"):
-            require_own(file)
+            require_own()
 
 
 def test_a_file_of_something_else_is_refused_before_any_cluster_is_asked(run: Run, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert not destination.state().rights(name, topic)
 
 
+@pytest.mark.slow
 def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
     destination, name, _ = mirror
     topic, group = unique_topic(), unique_topic("g")
@@ -516,5 +517,5 @@ def test_nothing_is_taken_over_to_where_it_would_shut_others_out(
         assert [one.result for one in reported] == ["DETECTED", "REFUSED"]
         assert all("allow.everyone.if.no.acl.found is (or may be) true" in (one.note or "") for one in reported)
         assert list(job.run(view_of(destination, name, sync_topic_acls_enabled="true"))) == []  # reported once
-        assert describe_acls(destination.client) == frozenset()
+        wait_until(lambda: not describe_acls(destination.client))  # the probe's rules are deleted a moment later
         job.close()

@@ -19,7 +19,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection, WrongClusterError, exchange_of
 from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.wire import Exchange
+from kmirror.cluster.protocol.wire import INT32, Exchange
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.seen_brokers import SeenBrokers
 from kmirror.engine.clock import now, now_ms
@@ -35,6 +35,8 @@ from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.engine_start import side_jobs_of
 from kmirror.ops.run.run import run
+from kmirror.ops.show.wait import Condition, wait
+from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
@@ -168,6 +170,32 @@ def test_a_cluster_is_found_by_the_brokers_it_reported_once_the_list_is_dead(
     for other in (client_config(properties), config.expecting(destination_cluster.cluster_id)):
         with ClusterClient(other) as client, pytest.raises(UnreachableError, match="connection refused"):
             client.metadata([])
+
+
+def test_a_leader_whose_advertised_address_leads_nowhere_is_named_with_the_cause(
+    source_cluster: SandboxCluster, destination: Destination
+) -> None:
+    topic = unique_topic()
+    make_topic(source_cluster, topic)
+    mirror = new_mirror(destination, source_cluster)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    host, port = source_cluster.bootstrap_servers.split(":")
+    gone = closed_port()
+    why = f"broker 1 does not answer: cannot connect to 127.0.0.1:{gone}: connection refused"
+    with closing(Wire(host, int(port))) as wire:
+        assert change_config(destination, mirror, {"bootstrap.servers": f"{wire.host}:{wire.port}"}).exit_code == 0
+        wire.lie(METADATA, lambda frame: frame.replace(INT32.pack(int(port)), INT32.pack(gone)))
+        with LocalEngine(destination, mirror) as local:
+            wait_until(lambda: any(why in str(row.message) for row in local.engine.partitions.rows.values()), 60)
+            waited = wait(destination, mirror, Condition.CAUGHT_UP, 1000)
+        assert f"kmirror check --mirror {mirror}" in str(waited.results[0].hint)
+        (row,) = verify(destination, VerifyRequest(mirror)).rows
+        report = check(destination.properties, mirror=mirror)
+    assert row.message.startswith(f"could not be compared: broker 1 of the source, which leads {topic}-0, does not ")
+    assert f"kmirror check --mirror {mirror}" in str(row.hint)
+    (line,) = [line for line in report.lines if line.what == "broker 1" and not line.ok]
+    assert f"cannot connect to 127.0.0.1:{gone}" in line.message
+    assert "advertised.listeners" in str(line.hint)
 
 
 def test_a_source_that_advertises_the_destination_is_refused(

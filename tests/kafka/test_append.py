@@ -361,6 +361,7 @@ def leader_epoch(cluster: SandboxCluster, topic: str) -> int:
         return leader.leader_epoch
 
 
+@pytest.mark.slow
 def test_the_leaders_death_leaves_its_memory(mortal: SandboxCluster) -> None:
     cluster, now = mortal, young()
     topic = create_topic(cluster)

@@ -88,6 +88,18 @@ def test_records_land_at_their_offsets_and_nothing_is_shown_between(
         assert out.append(records(5003, 5004)) == 5004
 
 
+def test_timestamps_that_the_broker_replaces_are_reported(cluster: SandboxCluster, client: ClusterClient) -> None:
+    topic = create_topic(cluster, settings={"message.timestamp.type": "LogAppendTime"})
+    with (
+        appender(client, topic) as out,
+        pytest.raises(HistoriesDifferError, match="replaced the timestamps of the records at offset 0") as caught,
+    ):
+        out.append(records(0, 3))
+    assert caught.value.reason is Reason.OFFSET_MISMATCH
+    assert "message.timestamp.type=CreateTime" in str(caught.value.hint)
+    assert end_of(client, topic) == 3
+
+
 def test_an_offset_that_the_log_has_is_refused_and_the_log_end_returned(
     cluster: SandboxCluster, client: ClusterClient
 ) -> None:
@@ -316,6 +328,7 @@ def fill_at_random(
     return wanted
 
 
+@pytest.mark.slow
 def test_no_marker_of_unknown_outcome_ever_shifts_the_log(
     behind: SandboxCluster, wire: LateWire, wired_client: ClusterClient
 ) -> None:

@@ -72,6 +72,15 @@ def test_each_record_lands_at_its_offset_in_every_partition(cluster: SandboxClus
         assert_shows(cluster, topic_partition, wanted[topic_partition])
 
 
+def test_timestamps_that_the_broker_replaces_are_reported(cluster: SandboxCluster) -> None:
+    stamped = TopicPartition(create_topic(cluster, settings={"message.timestamp.type": "LogAppendTime"}), 0)
+    with AppendPipeline(client_config(cluster.client_properties()), producer_id=OWN_ID) as out:
+        error = out.append(stamped, [record(0)]).exception()
+        assert isinstance(error, HistoriesDifferError)
+        assert "message.timestamp.type=CreateTime" in str(error.hint)
+        assert out.resume(stamped) == 1
+
+
 def test_what_follows_a_refused_append_is_not_tried(cluster: SandboxCluster) -> None:
     topic = create_topic(cluster, partitions=2, settings={"max.message.bytes": "2000"})
     bad, good = TopicPartition(topic, 0), TopicPartition(topic, 1)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,16 @@ import pytest
 
 from kmirror.ops.add.add import add
 from kmirror.ops.append.append_file import append
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
+from kmirror.state.records import DesiredState, PartitionState
+from kmirror.state.snapshot import Changes
+from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import kmirror
@@ -148,6 +156,36 @@ def test_a_mirror_topic_is_left_alone_until_it_is_paused(
     assert {end.result, after.result} == {Outcome.DONE, Outcome.REFUSED}, "the stop may have written a marker"
 
 
+def test_an_engine_that_has_not_paused_yet_is_noticed_although_its_clock_is_behind(
+    cluster_pair: ClusterPair, destination: Destination, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is this test, which sends its heartbeats, and pauses when it likes."""
+    mirror, topic = new_mirror(destination, cluster_pair.source), unique_topic()
+    make_topic(cluster_pair.source, topic, retention_ms="-1")
+    produce(cluster_pair.source, topic, ["one", "two"])
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    monkeypatch.setattr("kmirror.ops.append.append_file._HANDOVER_S", 4.0)
+    monkeypatch.setattr("kmirror.state.lease.now_ms", lambda: now_ms() - 3 * 3_600_000)
+    record, mirrored = destination.state().topic(mirror, topic), destination.state().partition(mirror, topic, 0)
+    assert record is not None
+    assert mirrored is not None
+    paused = replace(record, desired=DesiredState.PAUSED, pause_id="this-one")
+    change(destination, mirror, lambda _: Changes((paused,)))
+    file = write(row(topic, 2))
+    with closing(StateStore(destination.config)) as store, ThreadPoolExecutor(1) as operator:
+        lease = Lease.acquire(store, mirror, EngineIdentity.of_this_process())
+        for pause_id, outcome in ((None, Outcome.REFUSED), ("this-one", Outcome.DONE)):
+            state = PartitionState.MIRRORING if pause_id is None else PartitionState.PAUSED
+            done = operator.submit(append, destination, file, dry_run=True)
+            lease.heartbeat({}, (replace(mirrored, state=state, pause_id=pause_id),))
+            while wait([done], 0.5).not_done:
+                lease.heartbeat({})
+            assert [one.result for one in done.result().results] == [outcome]
+        lease.release()
+
+
 def test_what_ends_half_way_says_from_where_to_continue(
     cluster_pair: ClusterPair, destination: Destination, write: Write
 ) -> None:
@@ -162,3 +200,16 @@ def test_what_ends_half_way_says_from_where_to_continue(
     assert "MESSAGE_TOO_LARGE" in str(bad.message)
     assert "records below offset 3" in str(bad.hint)
     assert [offset for offset, _ in values(cluster_pair.destination, topic)] == [0, 1, 2]
+
+
+def test_a_topic_whose_broker_replaces_timestamps_is_refused(destination_cluster: SandboxCluster, write: Write) -> None:
+    stamped, plain = unique_topic(), unique_topic()
+    make_topic(destination_cluster, stamped, message_timestamp_type="LogAppendTime")
+    make_topic(destination_cluster, plain, retention_ms="-1")
+    file = write(row(stamped, 0), row(plain, 0))
+    for drill in ("--dry-run", "--yes"):
+        refused = kmirror(destination_cluster, "append", "--file", file, drill, "--json")
+        assert refused.returncode == 3
+        results = {one["topic"]: one for one in json.loads(refused.stdout)["results"]}
+        assert f"{stamped} has message.timestamp.type=LogAppendTime" in results[stamped]["message"]
+        assert values(destination_cluster, stamped) == values(destination_cluster, plain) == []

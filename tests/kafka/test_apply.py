@@ -23,9 +23,9 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.declare.apply import ApplyRequest, apply
 from kmirror.ops.declare.mirrors_file import read_mirrors_file
 from kmirror.settings.parsing import stored_settings
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
@@ -388,7 +388,8 @@ def test_of_two_at_once_the_later_one_decides(
 ) -> None:
     """The first is held at one of its records while the other begins and ends."""
     site.write(OTHER.replace("2000", "3000"))
-    assert site.apply()[0] == 0
+    code, document = site.apply()
+    assert code == 0, document
     site.write(OTHER)
     first = tmp_path / "first.toml"
     first.write_text(ONE.replace("SERVERS", site.servers), "utf-8")

@@ -233,6 +233,7 @@ def test_stopped_and_started_again_it_resumes_exactly(cluster: SandboxCluster) -
     assert_saved(cluster, topic, archive, ranges)
 
 
+@pytest.mark.slow
 def test_killed_at_random_it_resumes_exactly(cluster: SandboxCluster) -> None:
     count = 4000
     topic = make_topic(cluster, count, old=300)

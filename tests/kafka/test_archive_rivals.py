@@ -152,6 +152,7 @@ def assert_three_at_once_save(cluster: SandboxCluster, *, old: int) -> None:
         assert_saved(cluster, topic, archive, [(0, 1000)])
 
 
+@pytest.mark.slow
 def test_several_at_the_same_time(cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_copy, "_BATCH_BYTES", 5000)
     assert_three_at_once_save(cluster, old=0)

@@ -220,6 +220,7 @@ def test_each_broker_of_the_source_refuses_writes_before_the_last_records_are_co
             assert [value for value in copied if value != b"v"] == acknowledged
 
 
+@pytest.mark.slow
 def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: Move) -> None:
     topic, _ = move.topics
     may_alter(move)
@@ -275,11 +276,15 @@ def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: M
     assert [record.value for record in shown(move.moved_to, topic)][-1] == b"undecided"
 
 
+@pytest.mark.slow
 def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move) -> None:
     topic, _ = move.topics
     may_alter(move)
-    give(move.admin, kmirror_rights())
     chosen, b = selector(topic), move.destination.properties
+    with pytest.raises(RefusedError, match=r"the old source does not grant us .* on topic __kmirror_state") as refused:
+        switchover(move.destination, SwitchoverRequest(move.mirror, b, chosen))
+    assert "kafka-acls" in str(refused.value.hint)
+    give(move.admin, kmirror_rights())
     with LocalEngine(move.destination, move.mirror) as engine:
         engine.catch_up()
         wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))

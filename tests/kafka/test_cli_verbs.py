@@ -78,10 +78,12 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "bytesPerSecond": (NUMBER, NULL),
     "maxTimeLagMs": (NUMBER, NULL),
     "etaMs": (NUMBER, NULL),
+    "lagUnknown": (NUMBER,),
     "stoppedTopics": (NUMBER,),
     "objectivesWithin": (NUMBER,),
     "objectivesBreached": (NUMBER,),
     "objectivesUnknown": (NUMBER,),
+    "notAdded": (NUMBER, NULL),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]

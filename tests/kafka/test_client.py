@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer, require
+from kmirror.cluster.connection import Connection
 from kmirror.cluster.producers import ProducersAnswer, describe_producers
+from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append
@@ -22,7 +26,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic, young
 from tests.support.waiting import wait_until
-from tests.support.wire import closed_port
+from tests.support.wire import Wire, closed_port
 
 FIRST = 1_700_000_000_000
 
@@ -210,6 +214,24 @@ def test_a_connection_that_broke_is_opened_again(client: ClusterClient, cluster:
     assert client.metadata([]) == found
     client.close()
     assert client.metadata([]) == found
+
+
+def test_a_connection_that_the_other_side_closed_is_not_used_again(cluster: SandboxCluster) -> None:
+    """As load balancers do when nothing was sent for a while: every second sync of group offsets failed for it."""
+    wire = Wire(cluster.brokers[0].host, cluster.brokers[0].port)
+    address = wire.host, wire.port
+    config = client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"})
+    with closing(wire), ClusterClient(config) as client:
+        kept: list[Callable[[], Connection]] = [lambda: client.connect(1, *address), client.any_connection]
+        for connection_of in kept:
+            connection_of()
+            wire.cut()
+            assert connection_of().request(metadata.exchange([])).cluster_id == cluster.cluster_id
+        connection = client.spare_connections.take(*address)
+        client.spare_connections.give_back(connection)
+        wire.cut()
+        with closing(client.spare_connections.take(*address)) as another:
+            assert another is not connection
 
 
 def test_the_log_end_is_not_the_high_watermark(three_brokers: SandboxCluster) -> None:

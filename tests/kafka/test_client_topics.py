@@ -12,13 +12,16 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topics.log_dirs import disk_use
+from kmirror.cluster.topics.log_dirs import DiskUse, disk_use
 from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.errors import BrokerError, OutcomeUnknown
+from kmirror.ops.add.topic_admin import delete_topic
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.mirrors import produce, settings_of
+from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.stored import log_dir_of
 from tests.support.waiting import wait_until
 
@@ -54,9 +57,26 @@ def test_what_a_topic_takes_and_what_is_free(destination_cluster: SandboxCluster
     taken = sum(file.stat().st_size for file in log_dir.glob(f"{topic}-*/*.log"))
     found = disk_use(client, topic)
     assert found is not None
-    assert found.topic_bytes == taken > 100
-    free = shutil.disk_usage(log_dir).free
-    assert free * 0.8 < found.free_bytes < free * 1.2
+    assert found.topic_bytes == found.largest_bytes == taken > 100
+    (free,) = found.free_bytes
+    assert 0.8 < free / shutil.disk_usage(log_dir).free < 1.2
+    assert found.lacking() is None
+
+
+@pytest.mark.parametrize(
+    ("use", "lacking"),
+    [
+        (DiskUse(90, 30, (30, 1000, 1000)), None),
+        (DiskUse(90, 30, (29, 1000, 1000)), (30, 29)),
+        # one partition may come to any of the disks
+        (DiskUse(90, 90, (89, 1000, 1000)), (90, 89)),
+        # and many small ones come to all
+        (DiskUse(90, 1, (29, 1000, 1000)), (30, 29)),
+        (DiskUse(0, 0, (0,)), None),
+    ],
+)
+def test_a_copy_must_fit_on_the_fullest_disk(use: DiskUse, lacking: tuple[int, int] | None) -> None:
+    assert use.lacking() == lacking
 
 
 def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:
@@ -142,3 +162,13 @@ def test_offsets_are_looked_up_without_reading_metadata_again(
     monkeypatch.setattr(client, "metadata", None)
     found = client.list_offsets(dict.fromkeys(partitions, LATEST), metadata=known)
     assert {partition: answer.offset for partition, answer in found.items()} == dict.fromkeys(partitions, 0)
+
+
+@pytest.mark.slow
+def test_the_name_of_a_deleted_topic_is_free_although_zookeeper_still_has_it(make_cluster: MakeCluster) -> None:
+    old, topic = make_cluster("old", heap=SMALL_HEAP, kafka_version="2.8.2"), unique_topic()
+    with ClusterClient(client_config(old.client_properties())) as client:
+        for _ in range(10):
+            topic_id = create_topic(client, topic, 3, 1, {})
+            wait_until(lambda: client.metadata([topic]).topics[topic].error_code == 0)
+            delete_topic(client, topic, format_topic_id(topic_id))

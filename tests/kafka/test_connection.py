@@ -124,27 +124,28 @@ def test_a_listener_that_hangs_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "greeting",
+    ("greeting", "said"),
     [
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"220 mail.example.org ESMTP\r\n",
-        b"\x15\x03\x03\x00\x02\x02\x16",  # a TLS alert
-        struct.pack(">i", MAX_HANDSHAKE_FRAME_BYTES + 1),
-        struct.pack(">i", -1),
-        struct.pack(">i", 3),
-        struct.pack(">ii", 4, 1),  # an empty answer
-        struct.pack(">ii", 20, 1) + b"\xff" * 16,
-        struct.pack(">ii", 8, 4711) + bytes(4),  # to another request
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "responds in HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "may not be a Kafka broker"),
+        (b"220 mail.example.org ESMTP\r\n", "may not be a Kafka broker"),
+        (b"\x15\x03\x03\x00\x02\x02\x16", "responds in TLS"),  # an alert
+        (struct.pack(">i", MAX_HANDSHAKE_FRAME_BYTES + 1), "may not be a Kafka broker"),
+        (struct.pack(">i", -1), "may not be a Kafka broker"),
+        (struct.pack(">i", 3), "may not be a Kafka broker"),
+        (struct.pack(">ii", 4, 1), "cannot be read"),  # an empty answer
+        (struct.pack(">ii", 20, 1) + b"\xff" * 16, "refuses ApiVersions with error -1"),
+        (struct.pack(">ii", 8, 4711) + bytes(4), "different request"),
     ],
 )
-def test_something_that_is_not_kafka(greeting: bytes) -> None:
+def test_something_that_is_not_kafka(greeting: bytes, said: str) -> None:
     def greet(sock: socket.socket) -> None:
         sock.sendall(greeting)
 
     with listener(greet) as port, pytest.raises(ConnectFailedError, match=f"127.0.0.1:{port}") as caught:
         Connection.open("127.0.0.1", port, PLAIN)
     assert caught.value.exit_code is ExitCode.UNREACHABLE
+    assert said in str(caught.value)
 
 
 # -- a connection that breaks -----------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ from dataclasses import replace
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import Connection
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.driver.side_jobs import JobEvent
-from kmirror.errors import Reason, RefusedError, UsageError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.add import add_steps
 from kmirror.ops.add.add import add
 from kmirror.ops.add.add_work import AddWork
@@ -19,13 +22,19 @@ from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.show.describe import topic_notes
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.records import PENDING_ADD, DesiredState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of
+from tests.support.engine import typed
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, outcomes, properties_of, selector, settings_of
 from tests.support.new_topics import create_and_wait
 from tests.support.side_jobs import run_once
+from tests.support.waiting import wait_until
 
 ENABLE, FILTERS = "auto.create.mirror.topics.enable", "auto.create.mirror.topics.filters"
 
@@ -94,6 +103,37 @@ def test_new_topics_become_mirror_topics_as_add_makes_them(
     assert mirror.look() == []
 
 
+def test_a_run_uses_the_connections_of_the_last_one_unless_something_went_wrong_or_changed(
+    cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = discovered(topics_include=f"{prefix}.*")
+    open_it, opened = Connection.open, []
+
+    def opens(host: str, port: int, config: ClientConfig) -> Connection:
+        opened.append(open_it(host, port, config))
+        return opened[-1]
+
+    def new_ones() -> int:
+        opened.clear()
+        assert mirror.look() == []
+        return len(opened)
+
+    mirror.look()
+    monkeypatch.setattr(Connection, "open", opens)
+    assert new_ones() == 0
+    monkeypatch.setattr(ClusterClient, "metadata", lambda *_, **__: (_ for _ in ()).throw(OutcomeUnknown("nothing")))
+    with pytest.raises(KmirrorError, match="nothing"):
+        mirror.look()
+    monkeypatch.undo()
+    monkeypatch.setattr(Connection, "open", opens)
+    assert new_ones() >= 1
+    assert new_ones() == 0
+    source = cluster_pair.source.bootstrap_servers
+    change_config(mirror.destination, mirror.mirror, {"bootstrap.servers": f"{source},127.0.0.1:1"}, ())
+    assert new_ones() >= 1
+    assert new_ones() == 0
+
+
 def test_json_filters_choose_topics_and_removed_ones_stay_out(
     cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str
 ) -> None:
@@ -139,6 +179,45 @@ def test_a_topic_that_exists_is_listed_once_and_never_adopted(
     other = discovered(topics_include=f"{prefix}-b")
     (left,) = other.look()
     assert f"belongs to mirror {mirror.mirror}" in (left.note or "")
+
+
+def test_what_cannot_be_added_is_shown_until_it_is_mirrored_or_no_longer_selected(
+    cluster_pair: ClusterPair, destination: Destination, prefix: str
+) -> None:
+    here, there = f"{prefix}-here", f"{prefix}-there"
+    make_topic(cluster_pair.destination, here)
+    for topic in (here, there):
+        make_topic(cluster_pair.source, topic)
+    mirror = new_mirror(destination, cluster_pair.source, topics_include=f"{prefix}.*", refresh_interval_seconds="1")
+
+    def unhealthy(engine: LocalEngine) -> str | None:
+        return next((served.missing for served in engine.service.status(mirror).mirrors), "it starts")
+
+    with (
+        closing(DiscoveryJob(mirror, destination.properties)) as job,
+        LocalEngine(destination, mirror, [job]) as engine,
+    ):
+        wait_until(lambda: f"topic {here} already exists on the destination" in (unhealthy(engine) or ""))
+        wait_until(lambda: topic_notes(destination, mirror))
+        (note,) = topic_notes(destination, mirror)
+        assert note.startswith(
+            f"source topic {here} matches the filters of mirror {mirror} and is not mirrored: topic "
+        )
+        assert topic_notes(destination, mirror, selector(there)) == []
+        assert next(row.not_added for row in list_mirrors(destination) if row.mirror == mirror) == 1
+        at = cluster_pair.destination
+        assert f"note: {note}\n" in typed(at, "describe", "--mirror", mirror).stderr
+        assert f"note: mirror {mirror}: 1 source topic matches its filters and is not mir" in typed(at, "list").stderr
+        assert wait(destination, mirror, Condition.HEALTHY, 20_000, topics=selector(there)).exit_code == ExitCode.OK
+        waited = wait(destination, mirror, Condition.HEALTHY, 0)
+        assert waited.exit_code == ExitCode.TIMED_OUT
+        assert outcomes(waited) == {here: "TIMED_OUT", there: "DONE"}
+        waited = wait(destination, mirror, Condition.CAUGHT_UP, 20_000)
+        assert (waited.exit_code, waited.warnings) == (ExitCode.OK, (note,))
+        change_config(destination, mirror, {"topics.exclude": here})
+        assert wait(destination, mirror, Condition.HEALTHY, 60_000).exit_code == ExitCode.OK
+        wait_until(lambda: unhealthy(engine) is None)
+        assert topic_notes(destination, mirror) == []
 
 
 def test_internal_topics_and_archives_are_never_discovered(

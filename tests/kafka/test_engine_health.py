@@ -10,7 +10,9 @@ import signal
 
 import pytest
 
+from kmirror.engine.clock import now
 from kmirror.engine.driver.driver import COPYING, view_of
+from kmirror.engine.lanes import lanes
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
@@ -114,3 +116,35 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
         document = StrictHtml(drawn(page(facts)))
         assert document.count("rect", "bad") > 0
         assert "all that the source had" in document.text()
+
+
+@pytest.mark.slow
+def test_no_lane_is_replaced_because_the_destination_stores_no_report(
+    source_cluster: SandboxCluster, mortal_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence_s = 4.0
+    monkeypatch.setattr(lanes, "LANE_SILENCE_SECONDS", silence_s)
+    source, there, topic = source_cluster, mortal_cluster, unique_topic()
+    make_topic(source, topic)
+    produce(source, topic, ["one"])
+    with Destination.open(properties_of(there)) as destination:
+        mirror = new_mirror(destination, source)
+        assert add(destination, mirror, selector(topic)).exit_code == ExitCode.OK
+        with LocalEngine(destination, mirror) as local:
+            local.catch_up()
+
+            def last_reports() -> list[float]:
+                return list(local.engine.snapshot().lanes_reported_at.values())
+
+            before = last_reports()
+            freeze(there, 1)
+            try:
+                wait_until(lambda: now() - max(last_reports()) > 3 * silence_s)
+            finally:
+                there.signal(1, signal.SIGCONT)
+            wait_until(lambda: min(last_reports()) > max(before) + 3 * silence_s)
+            produce(source, topic, ["two"])
+            local.catch_up()
+            assert len(local.lanes) == len(before)
+            assert not [note for note in local.notes if "is replaced" in note]
+            assert local.engine.snapshot().lane_restarts == 0

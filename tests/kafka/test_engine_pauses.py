@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from kmirror.engine.driver.heartbeats import HEARTBEAT_SECONDS
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.results import VerbResult
@@ -161,3 +162,16 @@ def test_what_is_rebuilt_while_it_is_paused_is_written_under_its_new_guard(
         operator.resume(mirror)
         run.until(lambda: bool(run.lanes.specs))
         assert [a.producer_id for a in run.lanes.specs[-1].assignments] == [(1 << 62) + 7]
+
+
+def test_an_engine_is_given_a_turn_as_soon_as_a_heartbeat_is_due(
+    destination: Destination, mirror: str, topic: str
+) -> None:
+    add(destination, mirror, selector(topic))
+    with Run(destination, mirror) as run:
+        beats = run.engine.heartbeats
+        run.until(lambda: beats.last_at > 0 and not run.engine.has_news(beats.last_at))
+        before = beats.last_at
+        assert not run.engine.has_news(before)
+        assert run.engine.has_news(before + HEARTBEAT_SECONDS)
+        run.until(lambda: beats.last_at > before)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from kmirror.cluster.security.client_config import client_config
 from kmirror.state.event_records import Event, EventPage
 from kmirror.state.lock import transact
@@ -50,6 +52,7 @@ def following(cluster: SandboxCluster, out: Path, *arguments: str) -> Iterator[t
         process.wait(30)
 
 
+@pytest.mark.slow
 def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
     passing_destination: SandboxCluster, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def has_partition(cluster: SandboxCluster, topic: str, partition: int) -> bool:
     return bounds_of(cluster, topic, partition) == (0, 0)
 
 
+@pytest.mark.slow
 def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     trip.go(topic, partitions=2, records=50)
@@ -153,6 +154,7 @@ def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:
     trip.assert_same(topic)
 
 
+@pytest.mark.slow
 def test_a_member_whose_process_was_killed_is_named_until_its_session_is_over(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     trip.go(topic)

@@ -42,7 +42,7 @@ from tests.support.shared_clusters import GuardedPair
 from tests.support.visible import assert_sound, bounds_of, latest_values, shown, unsuperseded, visible
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 
 # -- compacted topics --------------------------------------------------------------------------------------------------

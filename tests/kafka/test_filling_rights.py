@@ -24,7 +24,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.authorized import marker_operations
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions
-from kmirror.engine.lane.reports.control import STATE_PARTITION
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION
 from kmirror.engine.spec import filling_prefix, filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror_sandbox.cluster import SandboxCluster

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
+
+import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower, PollResult
@@ -12,8 +16,9 @@ from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now
-from kmirror.engine.lane.reports.control import STATE_PARTITION, LaneControl, append_to
+from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION, StateLog, append_to
 from kmirror.engine.spec import LaneSpec
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -46,6 +51,7 @@ def test_a_throttled_answer_is_not_the_end_of_a_partition(destination_cluster: S
     assert read == [value.encode() for value in values]
 
 
+@pytest.mark.slow
 def test_a_lane_that_is_throttled_stops_writing_when_another_engine_has_taken_over(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster
 ) -> None:
@@ -82,15 +88,66 @@ def test_a_connection_that_is_opened_while_a_lane_ends_is_closed(destination_clu
         control = LaneControl(
             LaneSpec("m", 3, 7, "ours", {}, {}, (), int(TTL_S * 1000), False, 1_000),
             0,
-            client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"}),
+            state_log := StateLog(client_config({"bootstrap.servers": f"{wire.host}:{wire.port}"})),
             lambda: RowChanges({}, frozenset()),
             lambda _: None,
         )
         wire.freeze(("", 0))  # that is no client, but new connections are frozen too
         control.start()
         wait_until(lambda: wire.turns.connections == 2)
+        threads = state_log.claims._thread, state_log.reports._thread
         control.stop(final_report=False)
-        assert control._follower.is_alive()
+        assert all(thread is not None and thread.is_alive() for thread in threads)
         wire.thaw()
-        wait_until(lambda: not control._follower.is_alive() and not control._reporter.is_alive())
+        wait_until(lambda: not any(thread is not None and thread.is_alive() for thread in threads))
         wait_until(lambda: wire._sockets == {wire._listener})
+
+
+@dataclass
+class Reporter:
+    """Report the same records every tenth of a second."""
+
+    records: Sequence[tuple[bytes, bytes]]
+    answers: list[bool] = field(default_factory=list)
+    next_at: float = 0.0
+
+    def due_at(self) -> float:
+        return self.next_at
+
+    def prepare(self) -> Sequence[tuple[bytes, bytes]]:
+        self.next_at = now() + 0.1
+        return self.records
+
+    def stored(self, *, is_known: bool) -> None:
+        self.answers.append(is_known)
+
+    def broken(self, error: Exception) -> None:
+        raise AssertionError from error
+
+
+def test_a_record_that_is_refused_holds_up_its_own_report_only(
+    mirror: Mirror, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = unique_topic("reports")
+
+    def key(text: str) -> bytes:
+        return f'["progress","{name}","{text}"]'.encode()
+
+    too_large = (key("too large"), random.randbytes(2 << 20))
+    held_up = Reporter([(key("page"), b"1"), too_large, (key("report"), b"2")])
+    others = [Reporter([(key(f"of {number}"), b"3")]) for number in range(3)]
+    log = StateLog(mirror.at_destination.config).reports
+    leave = [log.add(one) for one in (others[0], held_up, *others[1:])]
+    wait_until(lambda: held_up.answers and all(any(one.answers) for one in others))
+    wait_until(lambda: all(one.answers.count(True) > 3 for one in others))
+    for one in leave:
+        one().wait(10)
+    assert not any(held_up.answers)
+    assert len(held_up.answers) < len(others[0].answers), "it was tried again at once"
+    assert all(all(one.answers) for one in others)
+    with closing(PartitionFollower(mirror.at_destination, STATE_PARTITION, look_back=100)) as tail:
+        stored = {record.key for record in tail.poll(0).records}
+    assert {key(f"of {number}") for number in range(3)} <= stored
+    assert not {key("too large"), key("report")} & stored, "a report must not refer to what is not stored"
+    assert "too large" in caplog.text
+    assert "MESSAGE_TOO_LARGE" in caplog.text

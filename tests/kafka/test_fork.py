@@ -26,7 +26,7 @@ from kmirror.engine.histories.fork_search import (
     search_work_unit,
 )
 from kmirror.engine.histories.stretches import LogEnds
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.errors import BrokerError, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair

@@ -38,6 +38,7 @@ from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
 from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
+from kmirror.ops.show.wait import Condition, wait
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
@@ -397,6 +398,7 @@ def share_offsets(cluster: SandboxCluster, group: str, topic: str) -> list[int]:
     return [int(offset) for offset in re.findall(rf"{re.escape(topic)}\s+\d+\s+(\d+)", reported)]
 
 
+@pytest.mark.slow
 def test_share_groups(scene: GroupScene) -> None:
     partition = TopicPartition(scene.source_topic, 0)
     with ClusterClient(client_config(properties_of(scene.pair.source))) as client:
@@ -531,3 +533,27 @@ def test_wait_until_groups_have_read_all_that_the_source_holds(
         [(topic, 0, other, 4), (topic, 1, other, 2)],
     )
     assert main([*words[:4], "stopped", *words[5:], "--groups", group]) == ExitCode.USAGE
+
+
+def test_waiting_for_drained_topics_outlasts_a_destination_that_does_not_answer(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    mirror = new_mirror(destination, cluster_pair.source)
+    make_topic(cluster_pair.source, topic)
+    produce(cluster_pair.source, topic, ["one", "two"])
+    commit(cluster_pair.source, unique_topic("g"), topic, {0: 1})
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    seen: list[str] = []
+    read = Destination.state
+
+    def state(self: Destination) -> State:
+        if len(seen) == 1:
+            raise UnreachableError("no response from b:9092", "check", Reason.DESTINATION_UNREACHABLE)
+        return read(self)
+
+    monkeypatch.setattr(Destination, "state", state)
+    done = wait(destination, mirror, Condition.DRAINED, 3_000, on_check=seen.append)
+    assert done.exit_code == ExitCode.TIMED_OUT
+    assert "unknown now: no response from b:9092" in seen[1]
+    assert len(seen) > 2

@@ -25,7 +25,6 @@ PARTITIONS = 3
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_groups_move_there_and_back_under_load(cluster_pair: ClusterPair) -> None:
     a, b, topic = cluster_pair.source, cluster_pair.destination, unique_topic()
     groups: dict[str, type[JavaMember] | type[LibrdkafkaMember]] = {

@@ -68,6 +68,7 @@ def lacking(trip: Trip, topic: str) -> dict[int, int]:
     return {partition: end - here.get(partition, 0) for partition, end in ends_of(trip.a, topic).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", moments(Moment.UNSEEN, Moment.REFUSED))
 def test_what_no_lane_copies_is_lag(trip: Trip, moment: Moment) -> None:
     with grown(trip, moment) as topic:
@@ -112,6 +113,7 @@ def test_what_no_lane_copies_is_lag(trip: Trip, moment: Moment) -> None:
             assert f"{topic}-1, {topic}-2" in sources[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", moments(Moment.UNSEEN))
 def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
     with grown(trip, moment) as topic:
@@ -275,7 +277,7 @@ def test_a_source_that_is_gone_leaves_an_unknown_loss(trip: Trip) -> None:
     assert lost.totals is not None
     assert (lost.totals.known_lost_records, lost.totals.partitions_unknown) == (0, 2)
     assert [f"{topic}-{row.partition}" in str(row.message) for row in lost.results] == [True] * PARTITIONS
-    assert "the number of its records is unknown" in str(lost.results[1].message)
+    assert "the number of its offsets is unknown" in str(lost.results[1].message)
 
 
 def test_partitions_that_only_the_destination_has_are_reported(trip: Trip) -> None:

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kmirror.ops.show.describe import describe
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.records import PartitionState
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import command, typed
@@ -85,7 +85,9 @@ def world(trip: Trip, tmp_path: Path, request: pytest.FixtureRequest) -> World:
     return World(trip, tmp_path, getattr(request, "param", "failover"))
 
 
-VERBS = pytest.mark.parametrize("world", ["promote", "failover", "switchover", "failback"], indirect=True)
+VERBS = pytest.mark.parametrize(
+    "world", ["promote", "failover", pytest.param("switchover", marks=pytest.mark.slow), "failback"], indirect=True
+)
 
 
 @VERBS
@@ -160,11 +162,11 @@ def test_what_runs_after_is_given_the_result_and_its_failure_is_reported(world: 
 
 
 def test_another_exit_code_stays_what_it_is(world: World, trip: Trip, tmp_path: Path) -> None:
-    # a promote whose time runs out: no engine has the group's offsets in sync
+    # a promote whose time runs out
     world.verb = "promote"
     given = tmp_path / "given"
     after = script(tmp_path / "after", f"cat > {given}; exit 1")
-    arguments = ("--after", str(after), "--allow-producers", "--timeout", "1ms")
+    arguments = ("--after", str(after), "--idle", "1h", "--timeout", "1ms")
     with LocalEngine(trip.at_b, trip.mirror):
         produce(trip.a, world.topic, ["three"])
         code, document, said = world.run(*arguments)
@@ -204,6 +206,7 @@ def test_an_ordinary_promote_and_switchover_have_both_commands(
     assert ended.endswith(" is done: 1 topics")
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_changes_nothing_and_after_ends_as_usual(world: World, tmp_path: Path) -> None:
     pid, out = tmp_path / "pid", tmp_path / "out"
     hanging = script(tmp_path / "hanging", f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600")

@@ -20,7 +20,8 @@ import pytest
 from kmirror.ops.base.context import change
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.engine.clock import now
 from kmirror.state.records import EngineState, Incarnation, PartitionState, ProgressRecord
-from tests.support.lane import Mirror, assert_same, copy_of, fill
+from tests.support.lane import Mirror, assert_same, claims_connection, copy_of, fill
 from tests.support.leader import Leader, batch_of
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
@@ -283,8 +283,7 @@ def test_past_its_deadline_a_lane_writes_nothing(looped: Mirror, wire: Wire) -> 
     fill(looped, topic, 10)
     lane = looped.start(ttl_ms=1500)
     looped.wait_copied(lane)
-    connection = lane.control._tail._connection
-    assert connection is not None
+    connection = claims_connection(lane)
     with Leader(looped.source, topic) as leader:
         wire.freeze(connection.socket.getsockname())  # new connections too; existing ones continue
         try:

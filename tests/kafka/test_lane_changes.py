@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
@@ -238,6 +239,7 @@ def test_topics_come_and_go_and_the_others_are_not_disturbed(
         assert not [note for note in engine.notes if "replaced" in note or "died" in note]
 
 
+@pytest.mark.slow
 def test_a_recovered_partition_restarts_by_itself(cluster_pair: ClusterPair, destination: Destination) -> None:
     kept, broken = unique_topic(), unique_topic()
     for topic in (kept, broken):

@@ -8,8 +8,10 @@ from contextlib import closing
 import pytest
 
 from kmirror.engine.clock import now, now_ms
+from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition.states import Status
 from kmirror.engine.lane.reports import control
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION
 from kmirror.state.records import Incarnation
 from tests.support.clusters import ClusterPair
 from tests.support.lane import Mirror
@@ -44,13 +46,19 @@ def test_a_lane_waits_while_another_run_of_it_may_write(mirror: Mirror, attempt:
     mirror.stop(lane)
 
 
+@pytest.mark.slow
 def test_reports_of_a_lane_whose_clock_is_hours_ahead_are_read(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     hours_ms = 3 * 3_600_000
     # as it is with every broker since 4.0
-    alter_topic(mirror.destination, control.STATE_PARTITION.topic, **{"message.timestamp.after.max.ms": "3600000"})
+    alter_topic(mirror.destination, STATE_PARTITION.topic, **{"message.timestamp.after.max.ms": "3600000"})
     monkeypatch.setattr(control, "now_ms", lambda: now_ms() + hours_ms)
     lane = mirror.start(4)
     mirror.wait_copied(lane)
     mirror.wait(lane, lambda: [one for one in mirror.progress() if one.attempt == 4])
     assert max(one.time_ms for one in mirror.progress()) > now_ms() + hours_ms / 2
     assert mirror.stop(lane).clean
+
+
+def test_a_lane_that_is_ended_before_its_first_turn_says_how(mirror: Mirror) -> None:
+    lane = Lane(mirror.spec(), 0)
+    assert lane.run(lambda: lane.control._end("FENCED", "another engine took over")).ended == "FENCED"

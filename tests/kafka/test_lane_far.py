@@ -22,7 +22,7 @@ from kmirror.engine.lane.lane import Lane
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write, write_large
-from tests.support.lane import Mirror, assert_same, fill
+from tests.support.lane import Mirror, assert_same, claims_connection, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster, cluster_behind_wires
 from tests.support.waiting import polls
@@ -115,7 +115,7 @@ def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: 
     assert_same(looped, topic, PARTITIONS)
 
 
-@pytest.mark.parametrize("quota", [None, 10e6])
+@pytest.mark.parametrize("quota", [None, pytest.param(10e6, marks=pytest.mark.slow)])
 def test_many_partitions_with_large_batches_are_hardly_fetched_twice(
     looped: Mirror, wire: Wire, quota: float | None
 ) -> None:
@@ -143,9 +143,11 @@ def limited(mirror: Mirror, bytes_per_second: float | None) -> Iterator[None]:
     quota = Quota((("client-id", "kmirror"),), "consumer_byte_rate", bytes_per_second or 0.0)
     if bytes_per_second is not None:
         assert not alter_quotas(mirror.at_source, [quota], [])
-    yield
-    if bytes_per_second is not None:
-        assert not alter_quotas(mirror.at_source, [], [quota])
+    try:
+        yield
+    finally:
+        if bytes_per_second is not None:
+            assert not alter_quotas(mirror.at_source, [], [quota])
 
 
 @pytest.mark.slow
@@ -291,8 +293,7 @@ def test_a_lane_that_stops_appends_over_no_connection(looped: Mirror, wire: Wire
 @pytest.mark.slow
 def test_past_its_deadline_a_lane_appends_over_no_connection(looped: Mirror, wire: Wire) -> None:
     lane, _ = start_with_slow_connections(looped, wire, 6, ttl_ms=1500)
-    connection = lane.control._tail._connection
-    assert connection is not None
+    connection = claims_connection(lane)
     wire.freeze(connection.socket.getsockname())  # new connections too; existing ones continue
     try:
         looped.wait(lane, lambda: now() > lane.control.deadline and not appending(lane))

@@ -66,7 +66,7 @@ def test_large_holes_do_not_keep_a_small_one_waiting(mirror: Mirror, wire: LateW
     ("fate", "timestamp"),
     [
         pytest.param(Fate.LOST, None, marks=pytest.mark.long),
-        (Fate.LOST, OLD_MS),
+        pytest.param(Fate.LOST, OLD_MS, marks=pytest.mark.slow),
         pytest.param(Fate.UNANSWERED, None, marks=pytest.mark.long),
         pytest.param(Fate.UNANSWERED, OLD_MS, marks=pytest.mark.long),
         (Fate.LATE, None),  # for old records see the next test: the broker does not keep their producer state for ever

@@ -44,9 +44,11 @@ def written_to(source: SandboxCluster, topic: str) -> Iterator[None]:
 
     thread = threading.Thread(target=write)
     thread.start()
-    yield
-    stop.set()
-    thread.join(60)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 
 from kmirror.engine.lane import fetching
 from kmirror.engine.lane.lane import Lane
-from tests.support.lane import Mirror, assert_same, copy_of
+from tests.support.clusters import MakeCluster
+from tests.support.lane import Mirror, assert_same, copy_of, fill
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.wire import FETCH, hang_up
 
@@ -84,3 +85,25 @@ def test_lost_connections_to_a_source_of_quiet_partitions(forgetful: ForgetfulCl
             mirror.wait_copied(lane)
         mirror.stop(lane)
         assert_same(mirror, topic, PARTITIONS)
+
+
+@pytest.mark.slow
+def test_a_destination_that_closes_idle_connections_is_no_trouble(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("hasty", properties={"connections.max.idle.ms": "2500"})
+    with closing(Mirror(cluster, cluster)) as mirror:
+        topic = mirror.topic()
+        lane = mirror.start()
+        copy = copy_of(lane, mirror.mirror_of(topic))
+
+        def inspections() -> int:
+            return sum("inspected" in line for line in copy.history)
+
+        for _ in range(3):
+            before = inspections()
+            fill(mirror, topic, 1)
+            mirror.wait_copied(lane)
+            # each time the connection is closed the log is inspected again
+            mirror.wait(lane, lambda before=before: inspections() > before)  # type: ignore[misc]
+        assert not [line for line in copy.history if "interrupted" in line]
+        mirror.stop(lane)
+        assert {row.reason for one in mirror.progress() for row in one.rows} == {None}

@@ -233,3 +233,25 @@ def test_a_mirror_of_a_mirror_waits_until_that_begins_where_it_is_to(mirror: Mir
     mirror.wait(lane, lambda: bounds_of(mirror.destination, topic).start == 20)
     assert shown(mirror.destination, topic) == shown(mirror.source, topic)
     assert mirror.rows_at_stop(lane)[0].reason is None
+
+
+def test_a_destination_that_gives_records_its_own_time_stops_the_copy_there(mirror: Mirror) -> None:
+    topic, other = mirror.topic(), mirror.topic()
+    fill(mirror, topic, 20)
+    lane = mirror.start()
+    mirror.wait_copied(lane)
+    set_topic(mirror.destination, mirror.mirror_of(topic), {"message.timestamp.type": "LogAppendTime"})
+    producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers})
+    producer.produce(topic, b"value", partition=0, timestamp=1_700_000_000_000)
+    assert producer.flush(30) == 0
+    mirror.wait(lane, lambda: copy_of(lane, topic).retry.failure)
+    set_topic(mirror.destination, mirror.mirror_of(topic), {"message.timestamp.type": "CreateTime"})
+    fill(mirror, topic, 5)
+    fill(mirror, other, 5)
+    mirror.wait(lane, lambda: mirror.destination_ends()[f"{other}-0"] == 5)
+    reports = {r.topic: r for r in mirror.rows_at_stop(lane)}
+    assert (reports[topic].state, reports[topic].failed_offset) == ("FAILED", 20)
+    assert reports[topic].reason is Reason.OFFSET_MISMATCH
+    assert "message.timestamp.type" in str(reports[topic].message)
+    assert mirror.destination_ends()[f"{topic}-0"] == 21
+    assert reports[other].state == "MIRRORING"

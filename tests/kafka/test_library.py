@@ -54,6 +54,7 @@ def open_sockets() -> int:
     return found
 
 
+@pytest.mark.slow
 def test_the_page_s_programs_work(
     cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,12 +14,15 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.errors import Reason, RefusedError, UnreachableError
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.upstream import stored_state_on
+from kmirror.state.engine_identity import EngineIdentity
 from kmirror.state.event_records import Event
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.lease import Lease
 from kmirror.state.lock import transact
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import typed
@@ -131,3 +134,29 @@ def test_a_leader_that_returns_no_records_has_not_returned_an_empty_state(
     with slowed(cluster, client_id, 1):
         wait_until(is_refused)  # a quota lets responses pass, whatever their size, until the broker has counted one
     assert [one.name for one in state_store(cluster.client_properties()).read().mirrors] == ["m"]
+
+
+def test_a_topic_that_is_deleted_after_a_command_has_found_it_is_missing(
+    cluster: SandboxCluster, client: ClusterClient
+) -> None:
+
+    def written(_: State) -> Changes:
+        return Changes((mirror("m"),))
+
+    properties = cluster.client_properties()
+    write(cluster, "m")
+    with (
+        Destination.open(properties) as reads,
+        Destination.open(properties) as writes,
+        Destination.open(properties) as late,
+    ):
+        forget(client, STATE_TOPIC)
+        with pytest.raises(RefusedError, match="is missing, but __kmirror_events has records"):
+            reads.state()
+        with pytest.raises(RefusedError, match="__kmirror_state was deleted a moment ago"):
+            change(writes, "m", written)
+        forget(client, EVENTS_TOPIC)
+        assert late.state() == State()
+    with Destination.open(properties) as again:
+        change(again, "m", written)
+        assert again.state().mirror("m") == mirror("m")

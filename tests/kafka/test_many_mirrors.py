@@ -27,7 +27,7 @@ from kmirror.ops.run.supervisor import EngineSupervisor
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.clusters import unique_topic
 from tests.support.idle_engine import IdleLanes
 from tests.support.mirrors import make_topic, new_mirror, properties_of, settings_of
 from tests.support.topics import alter_topic
@@ -114,7 +114,7 @@ class Run:
         self._stop, self._runtime = threading.Event(), IdleRuntime()
         self._snapshots = Snapshots()
         self._supervisor = EngineSupervisor(destination, RunRequest((), all_mirrors=True), destination.state())
-        self._supervisor.runtime = self._runtime  # type: ignore[assignment]
+        self._supervisor.use(self._runtime, self._runtime)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._drive)
         #: The most threads that were seen at once, by name.
         self.most: Counter[str] = Counter()
@@ -160,17 +160,17 @@ class Run:
 
 
 #: Names of threads that run jobs of all mirrors; and of those that do for a moment whatever else may take long.
-POOLED = {"kmirror-heartbeat", "kmirror-source", "kmirror-idle", *JOBS}
+POOLED = {"kmirror-heartbeat", "kmirror-renewals", "kmirror-source", "kmirror-idle", *JOBS}
 PASSING = {"kmirror-call", "kmirror-close"}
 #: All threads of the pools.
-MOST_POOLED = 32 + 2 * MOST
+MOST_POOLED = 32 + 3 * MOST
 
 
+@pytest.mark.slow
 def test_twice_as_many_mirrors_need_no_more_threads_and_none_of_their_own(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str
+    source_cluster: SandboxCluster, empty_destination: SandboxCluster, silent: str
 ) -> None:
-    cluster = make_cluster("twice")
-    with Destination.open(properties_of(cluster)) as destination:
+    with Destination.open(properties_of(empty_destination)) as destination:
         for _ in range(4):
             new_mirror(destination, source_cluster)
         dead = [store_dead(destination, silent) for _ in range(2)]
@@ -203,12 +203,11 @@ def silent() -> Iterator[str]:
 
 
 def test_the_side_jobs_of_many_mirrors_share_few_threads_and_dead_sources_hold_up_none(
-    source_cluster: SandboxCluster, make_cluster: MakeCluster, silent: str, monkeypatch: pytest.MonkeyPatch
+    source_cluster: SandboxCluster, empty_destination: SandboxCluster, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_start, "side_jobs_of", jobs_of)
-    cluster = make_cluster("many")
     topics = [unique_topic("found") for _ in range(ALIVE)]
-    with Destination.open(properties_of(cluster)) as destination:
+    with Destination.open(properties_of(empty_destination)) as destination:
         alive = {new_mirror(destination, source_cluster, **discovering(topic)) for topic in topics}
         dead = {store_dead(destination, silent) for _ in range(DEAD)}
         run = Run(destination)
@@ -224,6 +223,6 @@ def test_the_side_jobs_of_many_mirrors_share_few_threads_and_dead_sources_hold_u
             for topic in topics:
                 alter_topic(source_cluster, topic, segment_ms="3600000")
             for topic in topics:
-                run.until(lambda topic=topic: settings_of(cluster, topic)["segment.ms"] == "3600000")  # type: ignore[misc]
+                run.until(lambda topic=topic: settings_of(empty_destination, topic)["segment.ms"] == "3600000")  # type: ignore[misc]
             assert 0 < run.most_jobs <= MOST
             assert 0 < run.most["kmirror-source"] <= MOST

@@ -232,6 +232,7 @@ def test_of_two_rivals_only_one_is_ever_written(marking: Marking, first: str, kn
     assert (state.producer_epoch, state.coordinator_epoch) == one
 
 
+@pytest.mark.slow
 def test_who_is_shut_out_stays_shut_out_when_the_leader_is_killed(mortal: SandboxCluster) -> None:
     cluster = mortal
     topic = create_topic(cluster)

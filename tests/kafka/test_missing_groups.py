@@ -16,8 +16,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.failback import groups as failback_groups
-from kmirror.ops.failback.groups import committed_offsets, live_groups
-from kmirror.ops.groups.restore import committed_on
+from kmirror.ops.failback.groups import live_groups
+from kmirror.ops.groups.restore import committed_offsets, committed_on
 from kmirror.ops.show import drained
 from kmirror.ops.show.drained import read_committed_offsets
 from kmirror.settings.parsing import stored_settings
@@ -83,7 +83,7 @@ def test_groups_without_a_coordinator_are_missing_and_not_gone(
             for question in (
                 groups.listed,
                 lambda: live_groups(destination, [topic]),
-                lambda: committed_offsets(destination, [topic]),
+                lambda: committed_offsets(destination.client, [topic]),
                 lambda: committed_on(destination.client, topic),
                 lambda: read_committed_offsets(destination.client, stored_settings({}), None),
             ):

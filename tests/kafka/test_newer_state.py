@@ -11,10 +11,11 @@ from confluent_kafka import Producer
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import encode, encode_key
 from kmirror.state.records import EngineState, Key
-from kmirror.state.store import STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair
 from tests.support.engine import typed

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 
 from kmirror.ops.add.add import add
@@ -24,6 +25,7 @@ from tests.support.waiting import wait_until
 LIMIT = 65_536
 
 
+@pytest.mark.slow
 def test_a_throttled_mirror_breaches_its_objective_and_meets_it_again(
     cluster_pair: ClusterPair, destination: Destination, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.holes import write_holes
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import (
     delete_topic,
     make_topic,
@@ -40,6 +41,7 @@ from tests.support.mirrors import (
 from tests.support.side_jobs import run_once
 from tests.support.spawned import PROCESSES
 from tests.support.topics import set_topic
+from tests.support.visible import assert_mirrored
 
 ENDLESS = "9223372036854775807"
 
@@ -443,6 +445,21 @@ def test_kafka_3_9_on_both_sides_and_its_own_timestamp_limit(
         assert found["segment.bytes"] == "1048576"
 
 
+@pytest.mark.slow
+def test_a_message_format_of_the_source_topic_that_takes_no_copy_is_not_taken_over(make_cluster: MakeCluster) -> None:
+    source, old = (make_cluster(name, kafka_version="2.8.2") for name in ("source", "old"))
+    topic = unique_topic()
+    make_topic(source, topic, message_format_version="0.10.2")
+    produce(source, topic, ["in a format of its own", "before the copy"])
+    with Destination.open(properties_of(old)) as destination:
+        name = new_mirror(destination, source)
+        assert add(destination, name, selector(topic)).exit_code == ExitCode.OK
+        assert settings_of(old, topic)["message.format.version"] != "0.10.2"
+        with LocalEngine(destination, name) as engine:
+            engine.catch_up()
+    assert_mirrored(source, old, topic)
+
+
 def test_what_takes_long_to_fill_is_warned_of_with_its_cost(
     cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,3 +520,16 @@ def test_what_was_aborted_is_part_of_a_filling_and_what_cannot_be_read_is_named(
     )
     assert unknown == f"how many offsets have to be filled is unknown where the source could not be read: {unread}-0"
     writers[1].abort_transaction(30)
+
+
+def test_a_name_that_collides_at_the_destination_is_refused_with_what_helps(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    name = unique_topic()
+    make_topic(cluster_pair.source, f"{name}.a_b")
+    make_topic(cluster_pair.destination, f"{name}_a.b")
+    mirror = new_mirror(destination, cluster_pair.source)
+    for dry_run in (True, False):
+        (row,) = add(destination, mirror, selector(f"{name}.a_b"), dry_run=dry_run).results
+        assert "collides with existing topic" in str(row.message)
+        assert "topic.prefix" in str(row.hint)

@@ -6,13 +6,17 @@ import uuid
 
 import pytest
 
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
+from kmirror.ops.add.topic_admin import delete_topic
 from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
-from kmirror.ops.check.findings import CHECKS, CheckLine
-from tests.support.clusters import ClusterPair, unique_topic
+from kmirror.ops.check.findings import CHECKS, CheckLine, Grade
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.shared_clusters import SMALL_HEAP
+from tests.support.topics import set_topic
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1"}
 
@@ -92,3 +96,39 @@ def test_a_buffer_that_this_machine_does_not_give_is_warned_of_with_the_limit_to
     assert "sysctl -w net.core.wmem_max=2000000000" in (found["destination", "send.buffer.bytes"].hint or "")
     assert "sysctl -w net.core.rmem_max=2000000000" in (found["source", "receive.buffer.bytes"].hint or "")
     assert report.exit_code == ExitCode.OK
+
+
+def test_settings_with_which_the_state_would_be_lost_are_reported(make_cluster: MakeCluster) -> None:
+    unclean = "unclean.leader.election.enable"
+    cluster = make_cluster("memory", heap=SMALL_HEAP, properties={unclean: "true"})
+    here = properties_of(cluster)
+    with Destination.open(here) as destination:
+        destination.store.ensure_topics(1)
+    what = "settings of kmirror's topics"
+    assert [line.ok for line in check(here).lines if line.what == what] == [True]
+    set_topic(cluster, STATE_TOPIC, {"cleanup.policy": "compact,delete", "max.message.bytes": "1000", unclean: "true"})
+    set_topic(cluster, EVENTS_TOPIC, {"retention.ms": "60000"})
+    report = check(here)
+    found = {line.message: (line.ok, line.hint or "") for line in report.lines if line.what == what}
+    assert report.exit_code == ExitCode.REFUSED
+    assert {message: ok for message, (ok, _) in found.items()} == {
+        f"{STATE_TOPIC} has cleanup.policy=compact,delete: older records are deleted": False,
+        f"{STATE_TOPIC} has max.message.bytes=1000: larger records are refused": False,
+        f"{STATE_TOPIC} has {unclean}=true: a leader that lacks records may be elected": False,
+        f"{EVENTS_TOPIC} has retention.ms=60000: older records are deleted": True,
+    }
+    assert all("kafka-configs" in hint for _, hint in found.values())
+
+
+def test_a_destination_that_deletes_no_topics_is_warned_of_and_says_so_itself(make_cluster: MakeCluster) -> None:
+    cluster, topic = make_cluster("kept", heap=SMALL_HEAP, properties={"delete.topic.enable": "false"}), unique_topic()
+    make_topic(cluster, topic)
+    report = check(properties_of(cluster))
+    (line,) = [line for line in report.lines if line.what == "deleting topics"]
+    assert line.grade is Grade.WARN
+    assert line.message.startswith("delete.topic.enable=false on broker 1: ")
+    said = rf"^deleting topic {topic}: TOPIC_DELETION_DISABLED \(73\): set delete.topic.enable=true "
+    with Destination.open(properties_of(cluster)) as destination:
+        topic_id = destination.client.metadata([topic]).topics[topic].printed_topic_id
+        with pytest.raises(BrokerError, match=said):
+            delete_topic(destination.client, topic, topic_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
@@ -11,7 +13,7 @@ from kmirror.ops.mirrors.config import change_config, show_config
 from kmirror.ops.mirrors.create import create
 from kmirror_compat.creating import create_from_link, create_from_mm2
 from kmirror_sandbox.ports import free_ports
-from tests.support.clusters import ClusterPair
+from tests.support.clusters import ClusterPair, MakeCluster
 from tests.support.mirrors import outcomes, properties_of
 
 PASSWORD = "hunter2-in-clear"
@@ -39,6 +41,31 @@ def test_create_stores_references_settings_and_the_sources_cluster_id(
     assert stored.source_cluster_id == cluster_pair.source.cluster_id
     (event,) = destination.store.read_events(name)
     assert (event.what, event.result, event.actor) == ("create", "OK", stored.created_by)
+
+
+def test_the_brokers_limit_for_batches_is_none_for_the_state(
+    make_cluster: MakeCluster, source: dict[str, str], name: str
+) -> None:
+    narrow = make_cluster("narrow", properties={"message.max.bytes": "1500"})
+    many = ",".join(uuid.uuid4().hex for _ in range(200))
+    with Destination.open(properties_of(narrow)) as destination:
+        assert outcomes(create(destination, name, source, {"topics.exclude": many})) == {None: "DONE"}
+        stored = destination.state().mirror(name)
+    assert stored is not None
+    assert stored.settings == {"topics.exclude": many}
+
+
+@pytest.mark.slow
+def test_brokers_with_an_older_message_format_are_refused(
+    make_cluster: MakeCluster, source: dict[str, str], name: str
+) -> None:
+    old = make_cluster("old", kafka_version="2.8.2", properties={"log.message.format.version": "0.10.2"})
+    with (
+        Destination.open(properties_of(old)) as destination,
+        pytest.raises(RefusedError, match="UNSUPPORTED_FOR_MESSAGE_FORMAT") as refused,
+    ):
+        create(destination, name, source)
+    assert "log.message.format.version" in str(refused.value.hint)
 
 
 def test_a_file_of_mirrormaker_2_becomes_the_mirrors_that_lead_here(

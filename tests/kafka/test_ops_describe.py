@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,10 +21,11 @@ from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.show import open_transactions
-from kmirror.ops.show.describe import describe
+from kmirror.ops.show.describe import describe, read_status
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     DesiredState,
@@ -300,6 +301,27 @@ def test_wait_ends_when_the_source_end_seen_first_is_reached(
     assert reached.results[0].lag == 1
 
 
+def test_wait_outlasts_a_destination_that_does_not_answer_for_a_while(
+    destination: Destination, mirror: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers are restarted while migrations wait; one that never answered is another matter."""
+    seen: list[str] = []
+
+    def read(*given: Any) -> Any:
+        if len(seen) == 1:
+            raise UnreachableError("no response from b:9092", "check", Reason.DESTINATION_UNREACHABLE)
+        return read_status(*given)
+
+    monkeypatch.setattr("kmirror.ops.show.wait.read_status", read)
+    result = wait(destination, mirror, Condition.STOPPED, 3_000, on_check=seen.append)
+    assert result.exit_code == ExitCode.TIMED_OUT
+    assert seen[1] == "unknown now: no response from b:9092"
+    assert len(seen) > 2
+    seen[:] = ["one"]
+    with pytest.raises(UnreachableError):
+        wait(destination, mirror, Condition.STOPPED, 60_000)
+
+
 def aligned(mirror: str, topic: str, partition: int) -> PartitionRecord:
     return PartitionRecord(mirror, topic, partition, PartitionState.MIRRORING, now_ms(), aligned=True)
 
@@ -393,9 +415,11 @@ def test_list_shows_every_mirror_once(
         "maxTimeLagMs": None,
         "bytesPerSecond": None,
         "etaMs": None,
+        "lagUnknown": 0,
         "objectivesWithin": 0,
         "objectivesBreached": 0,
         "objectivesUnknown": 0,
+        "notAdded": None,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)

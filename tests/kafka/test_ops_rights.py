@@ -21,12 +21,19 @@ from confluent_kafka.admin import (
 )
 
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import ExitCode, Reason
+from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.check.check import check
+from kmirror.ops.declare.apply import ApplyRequest, apply
+from kmirror.ops.declare.mirrors_file import read_mirrors_file
+from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover, remove
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
@@ -348,3 +355,64 @@ def test_with_what_check_prints_a_mirror_works(
         (row,) = describe(destination, name)
         assert (row.destination_offset, row.lag) == (2, 0)
     assert [line for line in check(as_kmirror, mirror=name).lines if not line.ok] == []
+
+
+def test_a_dry_run_is_refused_where_the_command_would_be(
+    cluster_pair: ClusterPair,
+    guarded_cluster: SandboxCluster,
+    grant: Grant,
+    as_kmirror: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """The dry run of a failover succeeded, and the failover was refused: what a stop does could not be recorded."""
+    topic, another = unique_topic(), unique_topic()
+    name = f"m-{topic}"
+    make_topic(cluster_pair.source, topic)
+    make_topic(cluster_pair.source, another)
+    file = tmp_path / "mirrors.toml"
+    servers = cluster_pair.source.bootstrap_servers
+    file.write_text(
+        f'[mirrors.{name}]\ntopics = ["{topic}"]\npaused-topics = ["{topic}"]\n'
+        f'[mirrors.{name}.source]\n"bootstrap.servers" = "{servers}"\n'
+    )
+    with Destination.open(guarded_cluster.client_properties()) as destination:
+        create(destination, name, properties_of(cluster_pair.source))
+        assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
+    grant(topic, "READ", "WRITE", "ALTER", "DELETE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    grant(another, "CREATE", "READ", "WRITE", "ALTER", "DELETE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    grant("kafka-cluster", "ALTER", "DESCRIBE", kind=ResourceType.BROKER)
+    grant("__kmirror_", "READ", "WRITE", prefixed=True)
+
+    def is_refused(*, dry_run: bool) -> tuple[Reason | None, str]:
+        with Destination.open(as_kmirror) as destination, pytest.raises(KmirrorError) as refused:
+            failover(destination, name, dry_run=dry_run)
+        assert refused.value.exit_code == ExitCode.REFUSED
+        return refused.value.reason, refused.value.hint or ""
+
+    for right in ("--operation DescribeConfigs", "--transactional-id kmirror-"):
+        drilled, stopped = is_refused(dry_run=True), is_refused(dry_run=False)
+        assert drilled == stopped
+        assert right in drilled[1]
+        with Destination.open(as_kmirror) as destination:
+            with pytest.raises(KmirrorError):
+                remove(destination, name, selector(topic), dry_run=True)
+            with pytest.raises(KmirrorError):
+                promote(destination, PromoteRequest(name), dry_run=True)
+            with pytest.raises(KmirrorError):
+                pause(destination, name, dry_run=True)
+            with pytest.raises(KmirrorError):
+                change_config(destination, name, {"retry.timeout.ms": "60000"}, dry_run=True)
+            with pytest.raises(KmirrorError):
+                add(destination, name, selector(another), dry_run=True)
+            with pytest.raises(KmirrorError):
+                create(destination, unique_topic("m"), properties_of(cluster_pair.source), dry_run=True)
+            # who plans for others may have fewer rights than who carries it out
+            plan = apply(destination, ApplyRequest(read_mirrors_file(file)), dry_run=True)
+            assert plan.exit_code == ExitCode.OK
+            (warning,) = (one for one in plan.warnings if one.startswith("the real run would be refused"))
+            assert right in warning
+        grant("__kmirror_", "DESCRIBE_CONFIGS", prefixed=True)
+    grant("kmirror-", "WRITE", "DESCRIBE", kind=ResourceType.TRANSACTIONAL_ID, prefixed=True)
+    with Destination.open(as_kmirror) as destination:
+        for dry_run in (True, False):
+            assert failover(destination, name, dry_run=dry_run).result.exit_code == ExitCode.OK

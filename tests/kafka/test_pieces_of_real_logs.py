@@ -92,6 +92,7 @@ def codecs_of_records(cluster: SandboxCluster, topic: str) -> set[str]:
     return {batch.compression.lower() for batch in batches if batch.count and not batch.is_control}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outcomes", "codecs"),
     [

@@ -181,6 +181,7 @@ def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(
     assert {file.name for file in tmp_path.iterdir()} == {"source.properties"}
 
 
+@pytest.mark.slow
 def test_with_least_rights_it_names_what_it_may_not_see(
     cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_batch_above_the_limit_fails_its_partition_with_its_size(trip: Trip) -
         row = failed(trip)
     assert row is not None
     assert (row.reason, row.destination_offset) == (Reason.RECORD_REJECTED, 0)
-    assert re.search(r"MESSAGE_TOO_LARGE \(10\).*; it has 8,000,\d{3} bytes", row.error_message or "")
+    assert re.search(r"MESSAGE_TOO_LARGE \(10\).*; the batch has 8,000,\d{3} bytes", row.error_message or "")
 
 
 def failed(trip: Trip) -> PartitionRow | None:

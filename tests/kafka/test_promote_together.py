@@ -14,7 +14,7 @@ from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.writing.fence import FenceResult, log_ends
+from kmirror.cluster.writing.fence import FenceResult, replicated_ends
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import Outcome
@@ -48,6 +48,7 @@ def request(mirror: str, timeout_ms: int | None = 60_000) -> PromoteRequest:
     return PromoteRequest(mirror, idle_ms=0, timeout_ms=timeout_ms, together=True)
 
 
+@pytest.mark.slow
 def test_no_topic_is_stopped_before_all_are_ready(
     cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,11 +124,11 @@ def test_none_is_writable_where_one_of_them_cannot_be_fenced(
             for partition in partitions
             if partition.topic == missed
         }
-        return {**log_ends(client, partitions), **away}
+        return {**replicated_ends(client, partitions), **away}
 
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-        monkeypatch.setattr("kmirror.ops.stop.fencing.log_ends", silent)
+        monkeypatch.setattr("kmirror.ops.stop.fencing.replicated_ends", silent)
         done = promote(destination, request(mirror))
         assert {(row.topic, row.result) for row in done.result.results} == {
             (first, Outcome.TIMED_OUT),
@@ -209,6 +210,7 @@ def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
     assert again == {first: "NOOP", second: "NOOP", held: "DONE"}
 
 
+@pytest.mark.slow
 def test_without_an_engine_that_starts_nothing_is_promoted_and_the_reason_is_reported(
     cluster_pair: ClusterPair,
     destination: Destination,

@@ -55,6 +55,7 @@ def test_changes_wait_for_the_quota_and_other_requests_do_not(limited: Trip) -> 
     wait_until(lambda: not {*new} & limited.at_b.client.metadata(None).topics.keys())
 
 
+@pytest.mark.slow
 def test_an_engine_discovers_a_topic_that_takes_the_whole_quota_at_once(limited: Trip) -> None:
     topic = unique_topic()
     mirror = new_mirror(limited.at_b, limited.a, topics_include=topic)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
 from kmirror.cluster.topics import policies
-from kmirror.cluster.topics.topic_requests import create_topic
+from kmirror.cluster.topics.topic_requests import create_partitions, create_topic
 from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
@@ -19,18 +22,23 @@ from kmirror.ops.add import topic_admin
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.jobs import rebuild
-from kmirror.ops.jobs.rebuild import TopicRebuilder
+from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
+from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord
-from kmirror.state.records import PENDING_REBUILD, TopicRecord
-from kmirror.state.snapshot import Changes
+from kmirror.state.records import PENDING_REBUILD, RebuildStep, TopicRecord
+from kmirror.state.snapshot import Changes, State
 from kmirror.work import Add
-from tests.support.clusters import ClusterPair, unique_topic
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector
-from tests.support.visible import shown
+from tests.support.local_engine import LocalEngine
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.visible import bounds_of, shown
+from tests.support.waiting import wait_until
 
 RESET = Reason.SOURCE_TOPIC_RECREATED
 OLD = [f"old {number}" for number in range(30)]
@@ -81,15 +89,16 @@ class Scene:
     def committed(self) -> dict[int, int]:
         return committed(self.pair.destination, self.group, self.topic)
 
-    def assert_rebuilt(self) -> None:
+    def assert_rebuilt(self, archive: str | None = None) -> None:
+        archive = archive or self.archive
         record = self.record
         found = self.destination.client.metadata([self.topic]).topics[self.topic]
         with ClusterClient(self.destination.config) as client:
             assert client.metadata([self.topic]).topics[self.topic].topic_id == found.topic_id
         assert (record.destination_topic_id, record.partitions) == (found.printed_topic_id, 2)
-        assert (record.pending_operation, record.rebuild, record.archive) == (None, None, self.archive)
+        assert (record.pending_operation, record.rebuild, record.archive) == (None, None, archive)
         assert [one._replace(headers=()) for one in shown(self.pair.destination, self.topic)] == []
-        saved = shown(self.pair.destination, self.archive)
+        saved = shown(self.pair.destination, archive)
         assert [(one.key, one.value, one.timestamp) for one in saved] == [
             (one.key, one.value, one.timestamp) for one in self.old
         ]
@@ -106,14 +115,14 @@ def scene(cluster_pair: ClusterPair, destination: Destination) -> Scene:
 
 
 STEPS: list[tuple[Any, str]] = [
-    (TopicRebuilder, "_with_ranges"),
-    (TopicRebuilder, "_archive"),
+    (RebuildAttempt, "_with_ranges"),
+    (RebuildAttempt, "_archive"),
     (rebuild, "committed_on"),
-    (TopicRebuilder, "_record"),
+    (RebuildAttempt, "_record"),
     (topic_admin, "delete_topics"),
     (policies, "create_topic"),
     (rebuild, "restore_offsets"),
-    (TopicRebuilder, "_complete"),
+    (RebuildAttempt, "_complete"),
 ]
 
 
@@ -242,6 +251,100 @@ def test_a_topic_that_another_client_creates_meanwhile_is_left_alone(
     scene.assert_rebuilt()
 
 
+def cut_off_before_the_deletion(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        cut_off(patch, topic_admin, "delete_topics", after=False)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+
+
+def test_what_was_written_after_the_archive_is_not_deleted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    produce(scene.pair.destination, scene.topic, ["by another client"])
+    scene.old = shown(scene.pair.destination, scene.topic)
+    for _ in range(2):
+        with suppress(KmirrorError):
+            scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
+def test_what_was_written_while_the_rest_was_archived_is_archived_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patch:
+        cut_off(patch, RebuildAttempt, "_with_ranges", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    produce(scene.pair.destination, scene.topic, ["by another client"])
+    scene.old = shown(scene.pair.destination, scene.topic)
+    with pytest.raises(KmirrorError, match="another client writes to"):
+        scene.rebuilder.carry_out(scene.topic)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
+def test_an_empty_range_of_an_older_version_which_does_not_say_where_the_log_ended_proves_nothing(scene: Scene) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+
+    def archived(_: State) -> Changes:
+        record = scene.record
+        assert record.rebuild is not None
+        return Changes((replace(record, rebuild=replace(record.rebuild, step=RebuildStep.REPLACE, ranges={0: ()})),))
+
+    change(scene.destination, scene.mirror, archived)
+    with pytest.raises(KmirrorError, match="is not deleted"):
+        scene.rebuilder.carry_out(scene.topic)
+    # what a group has committed is read with the archive
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
+def test_a_partition_that_was_added_after_the_archive_is_not_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    create_partitions(scene.destination.client, {scene.topic: 2})
+    wait_until(lambda: bounds_of(scene.pair.destination, scene.topic, 1) == (0, 0))
+    produce(scene.pair.destination, scene.topic, ["by another client"], 1)
+    added = shown(scene.pair.destination, scene.topic, 1)
+    for _ in range(2):
+        with suppress(KmirrorError):
+            scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(archive := f"{scene.topic}.kmirror-archive.2")
+    assert [one.value for one in shown(scene.pair.destination, archive, 1)] == [one.value for one in added]
+
+
+def test_the_source_topic_is_recreated_after_what_differed_was_archived(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records that both had are at the destination only then."""
+    scene = Scene(cluster_pair, destination)
+    source, here = cluster_pair.source, cluster_pair.destination
+    scene.topic, scene.mirror = unique_topic(), new_mirror(destination, source)
+    scene.rebuilder = TopicRebuilder(destination.properties, scene.mirror, HereAndNow())
+    make_topic(source, scene.topic)
+    assert add(destination, scene.mirror, selector(scene.topic)).exit_code == 0
+    produce(source, scene.topic, OLD)
+    with LocalEngine(destination, scene.mirror) as engine:
+        engine.catch_up()
+    for cluster, word in ((source, "there"), (here, "here")):
+        produce(cluster, scene.topic, [f"{word} {number}" for number in range(5)])
+    scene.old = shown(here, scene.topic)
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    assert len(shown(here, scene.archive)) == 5
+    delete_topic(source, scene.topic)
+    make_topic(source, scene.topic, partitions=2)
+    commit(here, scene.group, scene.topic, {0: 20})
+    for _ in range(2):
+        with suppress(KmirrorError):
+            scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
 def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene = Scene(cluster_pair, destination, source_reset_auto_max_topics="0")
     with pytest.raises(RefusedError, match="no more are rebuilt automatically"):
@@ -303,3 +406,48 @@ def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
     done = failed_over(scene)
     assert any(scene.archive in str(row.message) for row in done.results)
     assert any(scene.archive in warning for warning in done.warnings)
+
+
+def test_an_empty_topic_has_no_archive_that_could_be_named(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    delete_topic(cluster_pair.source, topic)
+    make_topic(cluster_pair.source, topic)
+    rebuilder = TopicRebuilder(destination.properties, mirror, HereAndNow())
+    rebuilder.begin(topic, RESET, consented=False)
+    with monkeypatch.context() as patched:
+        cut_off(patched, topic_admin, "delete_topics", after=False)
+        with pytest.raises(CutOffError):
+            rebuilder.carry_out(topic)
+    (row,) = describe(destination, mirror)
+    assert "it had no records to archive, and it is being recreated" in str(row.error_message)
+    done = failover(destination, mirror).result
+    assert any(warning.endswith("because it did not match its source: it was empty") for warning in done.warnings)
+    record = destination.state().topic(mirror, topic)
+    assert record is not None
+    assert record.archive is None
+
+
+def test_why_a_rebuild_fails_is_shown(source_cluster: SandboxCluster, make_cluster: MakeCluster) -> None:
+    keeps = make_cluster("keeps", properties={"delete.topic.enable": "false"})
+    with Destination.open(properties_of(keeps)) as destination:
+        scene = Scene(ClusterPair(source_cluster, keeps), destination, source_reset_policy="fail")
+        why = f"deleting topic {scene.topic}: TOPIC_DELETION_DISABLED (73): set delete.topic.enable=true"
+
+        def accept_reset() -> str:
+            (result,) = recover(destination, scene.mirror, consent=Consent(reset=True)).results
+            assert result.result is Outcome.FAILED
+            return str(result.message)
+
+        with LocalEngine(destination, scene.mirror):
+            wait_until(lambda: [r.reason for r in describe(destination, scene.mirror, failed=True)] == [RESET], 60)
+            assert why in accept_reset()
+        with pytest.raises(KmirrorError, match=re.escape(why)):
+            scene.rebuilder.carry_out(scene.topic)
+        (row,) = describe(destination, scene.mirror, failed=True)
+        assert f"{scene.archive}, and it is being recreated; the last attempt failed: {why}" in str(row.error_message)
+        assert why in accept_reset()

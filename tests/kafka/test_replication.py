@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import CheckLine
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.mirrors import make_topic, properties_of, selector
@@ -21,6 +23,7 @@ def lines(destination: Destination, mirror: str) -> list[CheckLine]:
     return [line for line in check(destination.properties, mirror=mirror).lines if line.what == "replication"]
 
 
+@pytest.mark.slow
 def test_too_few_replicas_are_said_before_and_after(source_cluster: SandboxCluster, make_cluster: MakeCluster) -> None:
     two = make_cluster("two", brokers=2, properties={"min.insync.replicas": "2"})
     given, topic = properties_of(source_cluster), unique_topic()

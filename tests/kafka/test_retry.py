@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition import retry
-from kmirror.engine.lane.reports.control import STATE_PARTITION
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination

@@ -19,18 +19,17 @@ from kmirror.ops.run.engine_start import EngineStart
 from kmirror.state.records import DesiredState, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
 from tests.support.mirrors import properties_of
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def everything(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[tuple[SandboxCluster, Engine]]:
+def everything(empty_destination: SandboxCluster, tmp_path: Path) -> Iterator[tuple[SandboxCluster, Engine]]:
     """Give a destination without mirrors, and an engine that copies all of them."""
-    destination = make_cluster("everything")
-    engine = Engine(destination, None, tmp_path / "all.out", with_spark=False)
-    yield destination, engine
+    engine = Engine(empty_destination, None, tmp_path / "all.out", with_spark=False)
+    yield empty_destination, engine
     engine.destroy()
 
 
@@ -144,6 +143,7 @@ def test_of_several_named_mirrors_one_that_another_engine_had_is_taken_again(
             engine.destroy()
 
 
+@pytest.mark.slow
 def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_has_ended(
     cluster_pair: ClusterPair, tmp_path: Path
 ) -> None:

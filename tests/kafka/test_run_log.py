@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Engine, Pair
@@ -14,6 +16,7 @@ from tests.support.scraped import address_in, fetching, scraped, value
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_a_destination_that_goes_and_comes_back_is_in_the_log(
     source_cluster: SandboxCluster, passing_destination: SandboxCluster, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def typed(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
+@pytest.mark.slow
 def test_up_status_and_down_each_twice_and_with_a_broker_lost(
     clusters_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_old_segments_are_only_in_the_store_which_behaves_as_it_is_set(
     wait_until(lambda: set(store.segments()) == others)
 
 
+@pytest.mark.slow
 def test_a_stopped_cluster_comes_back_with_its_store(tiered: SandboxCluster, consumer: Consumer) -> None:
     topic = tiered_topic(tiered, RECORDS)
     tiered.stop()

@@ -12,20 +12,22 @@ import pytest
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
 from kmirror.engine.driver.side_jobs import JobEvent
+from kmirror.engine.status.journal import Level
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.show.describe_settings import describe_settings
+from kmirror.ops.stop.failover import failover
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import Changes
-from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.setting_changes import SettingState, settings_at_stop
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, properties_of, selector, settings_of
-from tests.support.side_jobs import run_once
+from tests.support.side_jobs import run_once, view_of
 from tests.support.topics import alter_topic
 
 
@@ -120,6 +122,21 @@ def test_what_mirroring_needs_is_put_back(synced: Synced) -> None:
     assert found["message.timestamp.type"] == "CreateTime"
 
 
+def test_a_policy_that_will_lose_the_stored_state_is_warned_of_once(synced: Synced) -> None:
+    assert synced.sync() == []
+    alter_topic(synced.pair.destination, STATE_TOPIC, cleanup_policy="compact,delete")
+    try:
+        (event,) = synced.sync()
+        assert event.level is Level.WARNING
+        assert event.note is not None
+        assert event.note.startswith("topic __kmirror_state has cleanup.policy=compact,delete, which would lose")
+        assert "kafka-configs" in event.note
+        assert synced.sync() == []
+    finally:
+        alter_topic(synced.pair.destination, STATE_TOPIC, cleanup_policy="compact")
+    assert synced.sync() == []
+
+
 def test_nothing_is_synced_when_that_is_switched_off(synced: Synced) -> None:
     change_config(synced.destination, synced.mirror, {"sync.topic.configs.enabled": "false"})
     synced.at_source(segment_ms="3600000")
@@ -156,6 +173,16 @@ def test_the_stop_gives_back_what_was_held(synced: Synced) -> None:
     values = synced.values()
     assert (values["message.timestamp.type"], values["max.message.bytes"]) == ("CreateTime", "1048588")
     assert changes == {}
+
+
+def test_a_run_that_a_stop_overtakes_leaves_the_topic_as_the_stop_made_it(synced: Synced) -> None:
+    """It read the source for so long, or was suspended; the stop does not wait for it."""
+    view = view_of(synced.destination, synced.mirror)
+    assert failover(synced.destination, synced.mirror).result.exit_code == 0
+    stopped = synced.overrides()
+    assert stopped["retention.ms"] == "60000"
+    assert list(synced.job.run(view)) == []
+    assert synced.overrides() == stopped
 
 
 def test_describe_says_what_differs_and_why(synced: Synced) -> None:

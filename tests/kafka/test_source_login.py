@@ -131,6 +131,7 @@ def test_what_config_changes_of_the_connection_is_taken_by_the_lanes_of_a_runnin
     assert event.result == "LOGIN_RENEWED"
 
 
+@pytest.mark.slow
 def test_lanes_and_state_outlive_the_tokens_they_log_in_with(
     guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

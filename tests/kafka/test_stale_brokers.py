@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,8 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
-from kmirror.ops.base.gone import gone_topics
+from kmirror.ops.base.gone import gone_topics, is_there
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.failback.plan import is_there
-from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.stop.promote_readiness import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
@@ -93,9 +92,9 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         assert [found[name].error_code for name in (topic, other)] == [Code.BROKER_NOT_AVAILABLE] * 2
         assert set(topic_errors(asked, [other_id]).values()) == {Code.BROKER_NOT_AVAILABLE}
         assert not gone_topics(asked, [record(other, other_id)], found)
-        # nor is one that a failback has archived and may delete
+        # nor is one that a failback or a rebuild has archived and may delete
         with pytest.raises(KmirrorError, match=f"the destination does not describe {topic}: BROKER_NOT_AVAILABLE"):
-            is_there(asked, TopicWork(topic, TopicStep.SAVED, "its id"))
+            is_there(asked, topic, "its id")
         three_brokers.signal(knowing.node_id, signal.SIGCONT)
         wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
         topic_id = asked.metadata([topic]).topics[topic].topic_id
@@ -109,6 +108,8 @@ def test_settings_come_from_a_broker_that_knows_the_topic(three_brokers: Sandbox
         assert topic_settings(asked, [topic])[topic] == Code.UNKNOWN_TOPIC_OR_PARTITION
         (third,) = (one for one in three_brokers.brokers if one.node_id not in {stale.node_id, knowing.node_id})
         three_brokers.signal(third.node_id, signal.SIGCONT)
+        # it is asked again once its silence is a while ago
+        wait_until(lambda: not isinstance(topic_settings(asked, [topic])[topic], int))
         settings = topic_settings(asked, [topic], ["cleanup.policy"])[topic]
         assert not isinstance(settings, int)
         assert settings["cleanup.policy"].value == "delete"
@@ -150,7 +151,7 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
                 == newest([newer, older]).leader(topic_partition)
             )
             rows = [TopicResult(topic, 0, Outcome.DONE, last_mirrored_offset=3)]
-            one = record(topic, older.topics[topic].topic_id)
+            one = replace(record(topic, None), source_topic_id=older.topics[topic].printed_topic_id)
             found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
             assert (found, len(warnings)) == (rows, 1)
             question = SourceEndsRequest(mirror, [one], {})

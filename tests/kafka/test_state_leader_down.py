@@ -14,11 +14,13 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.state.lease import Lease
 from kmirror.state.lock import transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes
-from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.stores import state_store

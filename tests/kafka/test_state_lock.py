@@ -183,7 +183,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_a_failure(
 
 def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore, name: str) -> None:
     increment(store, name)
-    big = MirrorRecord(name, {}, {"topics.include": random_letters(1_500_000)}, None, "eve@ops", 7)
+    big = MirrorRecord(name, {}, {"topics.include": random_letters(3_500_000)}, None, "eve@ops", 7)
     with pytest.raises(BrokerError, match=r"writing to __kmirror_state and __kmirror_events: .*(?i:too.large)"):
         transact(store, name, lambda state: Changes((counter(f"{name}-with", 1), big)), timeout=20)
     increment(store, name)
@@ -202,9 +202,9 @@ def test_a_lock_taken_ahead_is_granted_however_late_its_thread_runs(
     increment(store, name)
     real = StateWriter.open
 
-    def late(writer: StateWriter, deadline: Deadline) -> None:
+    def late(writer: StateWriter, *given: Any) -> None:
         wait_until(lambda: name in store.kept)
-        real(writer, deadline)
+        real(writer, *given)
 
     monkeypatch.setattr(StateWriter, "open", late)
     take_lock_ahead(store, name)

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from kmirror.errors import Reason, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.lock import transact
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState
 from kmirror.state.snapshot import Changes
-from kmirror.state.store import STATE_TOPIC, StateStore
-from kmirror.state.waiting import Deadline
+from kmirror.state.store import StateStore
+from kmirror.state.waiting import UNTIL_ABORTED_S, Deadline
 from tests.support.stores import mirror, state_store
+from tests.support.waiting import wait_until
+
+_PATIENCE_S = 4.0
 
 
 def test_what_was_written_is_read_by_the_same_store_and_by_another(store: StateStore, config: Any, name: str) -> None:
     partitions = tuple(PartitionRecord(name, "orders", n, PartitionState.MIRRORING, 1) for n in range(3))
     transact(store, name, lambda state: Changes((mirror(name), *partitions)))
-    assert store.read().mirror(name) == mirror(name)
+    assert store.read(patience=UNTIL_ABORTED_S).mirror(name) == mirror(name)
     other = state_store(config)
-    assert other.read().partitions(name, "orders") == partitions
+    assert other.read(patience=UNTIL_ABORTED_S).partitions(name, "orders") == partitions
 
     transact(other, name, lambda state: Changes((mirror(name, 2),), tombstones=(partitions[1].key,)))
     for reader in (store, other, state_store(config)):
-        assert reader.read().mirror(name) == mirror(name, 2)
-        assert reader.read().partitions(name, "orders") == (partitions[0], partitions[2])
+        assert reader.read(patience=UNTIL_ABORTED_S).mirror(name) == mirror(name, 2)
+        assert reader.read(patience=UNTIL_ABORTED_S).partitions(name, "orders") == (partitions[0], partitions[2])
 
 
 def test_events_are_read_by_mirror_and_time(store: StateStore, name: str) -> None:
@@ -83,6 +88,27 @@ def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateSt
         assert state.mirror(name) == mirror(name, 2)
         assert state.mirror(f"{name}-stuck") is not None
     ending.join()
+
+
+def test_an_open_transaction_is_waited_for_once(store: StateStore, config: Any, name: str) -> None:
+    transact(store, name, lambda _: Changes((mirror(name),)))
+    stuck = open_transaction(config, mirror(f"{name}-stuck"))
+    other = open_transaction(config, mirror(f"{name}-other"))
+    late = open_transaction(config, mirror(name, 2))
+    late.commit_transaction(30)
+
+    def waited_s() -> float:
+        began = time.monotonic()
+        assert store.read(patience=_PATIENCE_S).mirror(name) == mirror(name)
+        return time.monotonic() - began
+
+    assert waited_s() >= _PATIENCE_S
+    assert waited_s() < _PATIENCE_S
+    stuck.abort_transaction(30)
+    # its marker is written a moment later: then the other one is waited for
+    wait_until(lambda: waited_s() >= _PATIENCE_S)
+    other.abort_transaction(30)
+    wait_until(lambda: store.read(patience=_PATIENCE_S).mirror(name) == mirror(name, 2))
 
 
 def test_a_missing_cluster_is_reported_at_once_with_the_reason() -> None:

@@ -21,12 +21,14 @@ from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.writing.transactional_writer import FencedError, TransactionalWriter, _PassingError
 from kmirror.engine.clock import now_ms
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.lease import Lease
 from kmirror.state.lock import transact
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import Incarnation, MirrorRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
+from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
 from kmirror_sandbox.cluster import SandboxCluster
@@ -140,6 +142,23 @@ def test_a_topic_of_another_shape_is_refused(
         change = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy={right}"
         assert refused.value.hint == f"{tool} {change}"
     assert refused.value.hint
+
+
+def test_partitions_that_someone_adds_to_the_topics_do_not_stop_commands(
+    cluster: SandboxCluster, admin: Any, store: StateStore
+) -> None:
+    from confluent_kafka.admin import NewPartitions
+
+    write_mirror(store, "m")
+    added = admin.create_partitions([NewPartitions(STATE_TOPIC, 3), NewPartitions(EVENTS_TOPIC, 2)])
+    for future in added.values():
+        future.result(30)
+    later = state_store(config_of(cluster))
+    wait_until(lambda: len(later._client.metadata([STATE_TOPIC]).topics[STATE_TOPIC].partitions) == 3)
+    later.ensure_topics()
+    write_mirror(later, "n")
+    assert {record.name for record in store.read().mirrors} == {"m", "n"}
+    later.close()
 
 
 def test_a_wrong_password_is_reported_at_once(cluster: SandboxCluster, admin: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -17,16 +18,17 @@ from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
+from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.steps import Step
 from kmirror.ops.stop.stop import STOP
 from kmirror.ops.stop.work import StopWork
@@ -212,6 +214,22 @@ def test_pause_stops_the_copy_and_resume_continues_it(cluster_pair: ClusterPair,
     assert resume(destination, mirror).exit_code == 0
 
 
+def test_a_pause_of_a_mirror_is_not_held_against_what_was_stopped_before(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    stopped, mirrored_on = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, stopped, mirrored_on)
+    assert failover(destination, mirror, selector(stopped)).result.exit_code == 0
+    for verb in (pause, resume):
+        done = verb(destination, mirror)
+        assert done.exit_code == 0, done
+        assert {row.topic for row in done.results} == {mirrored_on, None}
+        # but it is refused where it is named, or alone
+        assert verb(destination, mirror, selector(stopped)).exit_code == ExitCode.REFUSED
+    assert failover(destination, mirror).result.exit_code == 0
+    assert resume(destination, mirror).exit_code == ExitCode.REFUSED
+
+
 ACTING = [step for step in STOP if step.act is not None]
 
 
@@ -346,3 +364,19 @@ def engine_of(state: State, mirror: str) -> EngineRecord:
 
 class CutOffError(Exception):
     """The process is gone here."""
+
+
+@pytest.mark.parametrize("copied", [3, 4])
+def test_a_source_that_ends_before_what_was_copied_earlier_has_lost_records(
+    cluster_pair: ClusterPair, destination: Destination, copied: int
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    produce(cluster_pair.source, topic, ["1", "2", "3"])
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    state, partition = destination.state(), TopicPartition(topic, 0)
+    request = SourceEndsRequest(require_mirror(state, mirror), state.topics(mirror), {partition: copied})
+    with closing(request):
+        end = request.answer().ends[partition]
+    assert (end.offset, end.went_back) == (3, copied == 4)

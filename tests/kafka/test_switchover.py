@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.failback.switchover import SWITCHOVER, SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
@@ -18,11 +19,13 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
 from kmirror.state.records import PartitionState
+from kmirror.state.snapshot import Changes
+from kmirror.status.topic_state import TopicState
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.groups import commit, committed, member
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import produce, properties_of, selector
+from tests.support.mirrors import new_mirror, produce, properties_of, selector
 from tests.support.round_trip import CutOffError, Trip, make_old_topic, under_way
 from tests.support.visible import assert_mirrored, shown
 from tests.support.waiting import wait_until
@@ -106,3 +109,34 @@ def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip)
         assert group in str(done.result.error)
         done = switchover(trip.at_b, request)
     assert done.result.exit_code == 0, done.result
+
+
+def test_what_the_way_back_would_refuse_is_refused_before_anything_is_stopped(trip: Trip) -> None:
+    topic, prefixed = unique_topic(), unique_topic()
+    for name in (topic, prefixed):
+        make_old_topic(trip.a, name)
+        produce(trip.a, name, ["one"])
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    renames = new_mirror(trip.at_b, trip.a, topic_prefix="from-a.")
+    assert add(trip.at_b, renames, selector(prefixed)).exit_code == 0
+
+    def refusal(mirror: str) -> RefusedError:
+        request = SwitchoverRequest(mirror, properties_of(trip.b), timeout_ms=120_000, idle_ms=0, watch_s=0.1)
+        for dry_run in (True, False):
+            with pytest.raises(RefusedError) as refused:
+                switchover(trip.at_b, request, dry_run=dry_run)
+        assert {row.topic_state for row in describe(trip.at_b, mirror)} == {TopicState.PENDING_MIRROR}
+        return refused.value
+
+    assert "different names on the old source" in str(refusal(renames))
+    other = new_mirror(trip.at_a, trip.b)
+    make_old_topic(trip.b, foreign := unique_topic())
+    assert add(trip.at_a, other, selector(foreign)).exit_code == 0
+    # the way back keeps the mirror's name, which the old source has for a mirror of a third cluster
+    known = trip.at_a.state().mirror(other)
+    assert known is not None
+    third = replace(known, name=trip.mirror, source_cluster_id="another")
+    change(trip.at_a, trip.mirror, lambda _: Changes((third,)))
+    held = replace(trip.at_a.state().topics(other)[0], mirror=trip.mirror)
+    change(trip.at_a, trip.mirror, lambda _: Changes((held,)))
+    assert f"mirror {trip.mirror} on the old source mirrors cluster another" in str(refusal(trip.mirror))

@@ -1,9 +1,11 @@
-"""What a mirror may fetch, and in which order: `throttle.bytes.per.second`, shared and changed; `priority.topics`."""
+"""What a mirror may fetch, and in which order: `throttle.bytes.per.second`, `priority.topics`; and clients' quotas."""
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import Producer
 
+from kmirror.errors import NOT_COPYING, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
@@ -14,6 +16,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.quotas import slowed
 from tests.support.scraped import asking, assert_all_say, describing, scraped, value
 from tests.support.waiting import wait_until
 
@@ -22,6 +25,8 @@ LIMIT = 400_000
 PARTITIONS, RECORDS, SIZE = 4, 3000, 1000
 #: What may come above the limit: what a busy machine has delayed for two seconds, and an answer that was under way.
 BURST = 2.2 * LIMIT
+#: What is said of a quota that is used up.
+QUOTAS = "(producer_byte_rate or request_percentage)"
 
 
 def reports(destination: Destination, mirror: str) -> dict[int, ProgressRecord]:
@@ -34,6 +39,10 @@ def fetched(found: dict[int, ProgressRecord]) -> int:
 
 def write(source: SandboxCluster, topic: str, records: int) -> None:
     make_topic(source, topic, PARTITIONS)
+    append(source, topic, records)
+
+
+def append(source: SandboxCluster, topic: str, records: int) -> None:
     producer = Producer({**properties_of(source), "linger.ms": 5, "batch.size": 20_000})
     for number in range(records):
         producer.produce(topic, bytes(SIZE), partition=number % PARTITIONS)
@@ -93,6 +102,7 @@ def test_lanes_share_the_limit_and_follow_a_change(cluster_pair: ClusterPair, de
     assert fetched(reports(destination, mirror)) >= RECORDS * SIZE
 
 
+@pytest.mark.slow
 def test_a_topic_with_priority_is_copied_before_the_others(cluster_pair: ClusterPair, destination: Destination) -> None:
     urgent, other = unique_topic("urgent"), unique_topic("other")
     for topic in (urgent, other):
@@ -121,3 +131,34 @@ def test_a_topic_with_priority_is_copied_before_the_others(cluster_pair: Cluster
         assert change_config(destination, mirror, {}, (KEY,)).exit_code == 0
         engine.catch_up()
     assert copied(other) == RECORDS // 2
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit"),
+    [pytest.param("producer_byte_rate", 1000.0, marks=pytest.mark.slow), ("request_percentage", 0.01)],
+)
+def test_where_a_quota_of_the_destination_makes_reports_late_it_is_named(
+    cluster_pair: ClusterPair, destination: Destination, quota: str, limit: float
+) -> None:
+    client_id = unique_topic("held-up")
+    topic = unique_topic("held-up")
+    write(cluster_pair.source, topic, 200)
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+    messages: set[tuple[Reason | None, str]] = set()
+
+    def is_named() -> bool:
+        """Return whether what describe says of a silent engine or lane names the quota."""
+        rows = describe(destination, mirror)
+        messages.update((row.reason, row.error_message or "") for row in rows)
+        return any(reason in NOT_COPYING and QUOTAS in text for reason, text in messages)
+
+    held_up = Destination.open({**destination.properties, "client.id": client_id})
+    with held_up, LocalEngine(held_up, mirror) as engine:
+        engine.catch_up()
+        with slowed(cluster_pair.destination, client_id, limit, quota):
+            append(cluster_pair.source, topic, 200)
+            wait_until(is_named, 120)
+        address = cluster_pair.destination.bootstrap_servers
+        said = f"the destination's broker {address} throttles kmirror, so heartbeats and reports are late"
+        assert any(said in note for note in engine.notes), engine.notes

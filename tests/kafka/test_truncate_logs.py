@@ -176,6 +176,7 @@ def json_digest(plan: Path) -> str:
     return TruncationPlan(document["clusterId"], "m", 1, (cut,)).digest
 
 
+@pytest.mark.slow
 def test_a_broker_continues_from_the_cut(mortal_cluster: SandboxCluster, tmp_path: Path) -> None:
     cut_and_look(mortal_cluster, tmp_path)
 

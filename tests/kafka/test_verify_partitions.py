@@ -25,7 +25,7 @@ from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
 from kmirror.engine.compare.verification import CompareWorkUnit, Piece, compare_work_unit
 from kmirror.engine.compare.visible_log import VisibleLog
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic

@@ -113,6 +113,10 @@ def test_every_view_shows_the_same_state(
                     }
                 )
             )
+        # the consent to delete and rebuild a topic is in the events, and whose it is
+        recover(destination, mirror, selector(topics["written"]), Consent(divergence=True))
+        (asked,) = [event for event in events(destination, mirror) if event.result == "REQUESTED"]
+        assert (asked.details["accepted"], asked.details["rebuilds"]) == ([], [topics["written"]])
 
 
 def test_the_lag_of_a_paused_mirror_is_in_its_metrics(cluster_pair: ClusterPair, destination: Destination) -> None:

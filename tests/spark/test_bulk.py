@@ -31,7 +31,7 @@ from kmirror.engine.compare.verification import (
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.work import Add, Meter, WorkView, unwatched

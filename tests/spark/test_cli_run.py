@@ -16,6 +16,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import command, kmirror, typed
 from tests.support.groups import commit
+from tests.support.mirrors import make_topic
 
 PARTITIONS, RECORDS = 2, 500
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -73,6 +74,38 @@ def test_run_until_caught_up_then_verify(
     report = json.loads(evidence.read_text(encoding="utf-8"))
     assert (report["verb"], report["mirror"], report["exitCode"]) == ("verify", mirror, 0)
     assert list(tmp_path.iterdir()) == [evidence]
+
+
+def test_a_mirror_without_topics_has_not_caught_up_with_those_that_its_filters_select(
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, tmp_path: Path
+) -> None:
+    topic, empty, lacking = unique_topic("there"), unique_topic("empty"), unique_topic("lacking")
+    for cluster in (source_cluster, destination_cluster):  # what exists here is not adopted
+        make_topic(cluster, topic)
+    file = tmp_path / "source.properties"
+    file.write_text(f"bootstrap.servers={source_cluster.bootstrap_servers}\n", encoding="utf-8")
+    for mirror, more in ((empty, ()), (lacking, ("--config", f"topics.include={topic}"))):
+        created = typed(destination_cluster, "create", "--mirror", mirror, "--mirror-config", str(file), *more)
+        assert created.returncode == 0
+    left = f"1 source topic matches the mirror's filters and is not mirrored, so not %s: {topic}"
+    both = ("--mirror", empty, "--mirror", lacking)
+    ran = kmirror(destination_cluster, "run", *both, "--until-caught-up", "--timeout", "2m", "--json")
+    assert ran.returncode == 3, ran.stderr
+    assert left % "copied" in json.loads(ran.stdout)["error"]["hint"]
+    assert f"warning: nothing was copied: mirror {empty} has no topics to copy" in ran.stderr
+    for mirror, code in ((empty, 0), (lacking, 3)):
+        verified = kmirror(destination_cluster, "verify", "--mirror", mirror, with_spark=False)
+        assert verified.returncode == code, verified.stderr
+        assert verified.stdout == "nothing compared: the mirror has no topics\n"
+        assert f"mirror {mirror} has no topics yet: nothing was compared" in verified.stderr
+        assert (left % "compared" in verified.stderr) is bool(code)
+    # once others are copied, it is a warning
+    make_topic(source_cluster, f"{topic}-too")
+    changed = typed(destination_cluster, "config", "--mirror", lacking, "--set", f"topics.include={topic}.*")
+    assert changed.returncode == 0
+    ran = kmirror(destination_cluster, "run", "--mirror", lacking, "--until-caught-up", "--timeout", "2m")
+    assert ran.returncode == 0, ran.stderr
+    assert f"warning: {left % 'copied'}" in ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.spark.conftest import MakePair
 from tests.support.engine import catch_up, finish, under_way
 
 
+@pytest.mark.slow
 def test_second_engine_is_refused_and_take_over_ends_the_first(
     source_cluster: SandboxCluster, slow_destination: SandboxCluster, make_pair: MakePair, chance: random.Random
 ) -> None:

@@ -85,6 +85,7 @@ def test_another_pyspark_on_the_path_is_named(pair: Pair, tmp_path: Path) -> Non
     assert "unset PYTHONPATH" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_whose_temporary_folder_is_cleaned_ends_for_its_supervisor(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -208,14 +208,24 @@ def run_line(line: str, properties: Path) -> None:
 def complaints(place: Place, mirror: str) -> str:
     """Return all that is said of what does not work: by `check`, by `create` and by `add`."""
     said: list[str] = []
-    try:
+
+    def ask(verb: Callable[[], Iterable[str]]) -> None:
+        try:
+            said.extend(verb())
+        except KmirrorError as error:
+            said.append(f"{error.message} {error.hint}")
+
+    def checked() -> list[str]:
         report = check(place.properties, mirror=mirror)
-        said += [f"{line.what} {line.message} {line.hint}" for line in report.lines if line.hint]
+        return [f"{line.what} {line.message} {line.hint}" for line in report.lines if line.hint]
+
+    def tried(verb: Callable[[Destination], VerbResult]) -> list[str]:
         with Destination.open(place.properties) as destination:
-            create(destination, "another", place.mirror_file, dry_run=True)
-            said.append(failed(add(destination, mirror, selector("payments"), dry_run=True)))
-    except KmirrorError as error:
-        said.append(f"{error.message} {error.hint}")
+            return [failed(verb(destination))]
+
+    ask(checked)
+    ask(lambda: tried(lambda there: create(there, "another", place.mirror_file, dry_run=True)))
+    ask(lambda: tried(lambda there: add(there, mirror, selector("payments"), dry_run=True)))
     return "\n".join(said)
 
 
@@ -228,9 +238,11 @@ def without(place: Place, side: str, *rights: AclBinding) -> Iterator[None]:
     """Take rights away for the block."""
     delete_acls(place.admins[side], rights)
     assert await_acls(place.admins[side], (), rights)
-    yield
-    create_acls(place.admins[side], rights)
-    assert await_acls(place.admins[side], rights)
+    try:
+        yield
+    finally:
+        create_acls(place.admins[side], rights)
+        assert await_acls(place.admins[side], rights)
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -278,7 +290,7 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
     """Copy with an engine that begins with a wrong password, gets the right one, and then another one."""
     place.store_password("mistyped-secret")
     folder = place.login.parent
-    (log := folder / "spark-events").mkdir()
+    (log := folder / "spark-events").mkdir(exist_ok=True)
     conf = {"enabled": "true", "compress": "false", "dir": f"file:{log}"}
     spark = [part for key, value in conf.items() for part in ("--spark-conf", f"spark.eventLog.{key}={value}")]
     where = place.clusters["destination"]
@@ -304,6 +316,7 @@ def copied_while_its_login_changes(place: Place, config: tuple[str, str]) -> Non
         run_folder = [*folder_texts(engine)]
         assert engine.stop() == 0, engine.output
         assert "died" not in engine.output
+        assert "not copied by this engine" not in engine.output.partition("this engine is in charge")[2]
         printed = [*verb_texts(where, *config), ("check", (refused.stdout + refused.stderr).encode())]
         for texts, known in (
             (processes, "kmirror.engine.spark.daemon"),

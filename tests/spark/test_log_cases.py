@@ -133,6 +133,7 @@ def test_a_log_in_the_store(tiered: Mirrored, name: str) -> None:
     tiered.compare([(name, 0)])
 
 
+@pytest.mark.slow
 def test_kmirror_finds_all_logs_in_the_store_equal(tiered: Mirrored) -> None:
     """Those of the mirror are in a store as well."""
     ends = {name: bounds_of(tiered.destination, name) for name in TIERED_LOGS}
@@ -143,6 +144,7 @@ def test_kmirror_finds_all_logs_in_the_store_equal(tiered: Mirrored) -> None:
     tiered.verify()
 
 
+@pytest.mark.slow
 def test_the_logs_in_the_store_were_what_they_are_called(tiered: Mirrored) -> None:
     source = tiered.source
     for name in TIERED_LOGS:
@@ -261,7 +263,6 @@ def test_a_transaction_that_stays_open_for_a_while(live: Live, end: str) -> None
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_a_transaction_that_stays_open_for_minutes(live: Live, end: str) -> None:
     hold_open(live, end, 150)
@@ -431,7 +432,6 @@ def test_the_mirror_s_log_start_follows_its_source_s(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_replicas_are_identical_after_leader_changes(
     source: SandboxCluster, make_cluster: MakeCluster, tmp_path: Path
 ) -> None:

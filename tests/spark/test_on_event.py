@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.hook_scripts import is_running, script
@@ -14,8 +16,9 @@ from tests.support.mirrors import make_topic, produce
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.parametrize("with_spark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_events_reach_a_command_and_one_that_hangs_holds_up_nothing(
-    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, tmp_path: Path
+    source_cluster: SandboxCluster, destination_cluster: SandboxCluster, tmp_path: Path, with_spark: bool
 ) -> None:
     topic, more = unique_topic(), unique_topic()
     for name in (topic, more):
@@ -27,7 +30,7 @@ def test_events_reach_a_command_and_one_that_hangs_holds_up_nothing(
         f"cat >> {given}; echo >> {given}\ntest -e {fails} && exit 3\n"
         f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 600",
     )
-    with Mirrored(source_cluster, destination_cluster, tmp_path, {topic: 1}, with_spark=True) as mirror:
+    with Mirrored(source_cluster, destination_cluster, tmp_path, {topic: 1}, with_spark=with_spark) as mirror:
         mirror.create(f"topics.include={topic},{more}", "refresh.interval.seconds=1")
 
         def events() -> list[tuple[str, str]]:

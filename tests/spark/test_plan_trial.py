@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 
 TRIAL = "kmirror-trial-"
 #: Bytes a second.
-LIMIT = 10_000_000
+LIMIT = 5_000_000
 QUOTA = 2_000_000
 
 
@@ -55,7 +55,7 @@ def test_a_trial_measures_each_class_of_batches_and_leaves_nothing_behind(
     settings["throttle.bytes.per.second"] = str(LIMIT)
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     fill(cluster_pair, f"{prefix}.large", batch=200_000, size=30_000_000)
-    fill(cluster_pair, f"{prefix}.small", batch=2_000, size=10_000_000)
+    fill(cluster_pair, f"{prefix}.small", batch=2_000, size=30_000_000)
     done = kmirror(
         cluster_pair.destination, "plan", "--mirror-config", str(config), "--trial", "100MB", "--sample", "0s", "--json"
     )

@@ -53,6 +53,7 @@ def test_waiting_ends_on_request(number: signal.Signals) -> None:
     assert "caught up" not in out
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_later_is_waited_for(
     source_cluster: SandboxCluster, passing_destination: SandboxCluster, tmp_path: Path
 ) -> None:

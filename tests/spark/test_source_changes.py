@@ -47,7 +47,7 @@ def large_records(count: int) -> list[VisibleRecord]:
     return [VisibleRecord(0, now, b"%d" % number, chance.randbytes(1000)) for number in range(count)]
 
 
-LOST = "its 150 records 1000 to 1149 were deleted before they were copied"
+LOST = "its 150 offsets 1000 to 1149 were deleted before they were copied"
 
 
 def assert_truncated(mirror: Mirrored) -> None:
@@ -86,13 +86,13 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     assert refused["results"][0]["result"] == "REFUSED"
     assert "--accept-loss" in refused["error"]["hint"]
     asked = typed(mirror.destination, "recover", "--mirror", mirror.name, "--accept-loss")
-    assert (asked.returncode, "150 records, 1000 to 1149" in asked.stderr) == (3, True), asked.stderr
+    assert (asked.returncode, "150 offsets, 1000 to 1149" in asked.stderr) == (3, True), asked.stderr
     reported = recover(mirror, "--accept-loss", "--dry-run")
-    assert "would be retried and continues without 150 records, 1000 to 1149" in reported["results"][0]["message"]
+    assert "would be retried and continues without 150 offsets, 1000 to 1149" in reported["results"][0]["message"]
     mirror.copy(exit_codes=(7,))
     recover(mirror, "--accept-loss", "--yes")
     engine = mirror.copy()
-    assert "continues without 150 records that its source had lost: 1000 to 1149" in engine.output
+    assert "continues without 150 offsets that its source had lost: 1000 to 1149" in engine.output
     assert_went_past_the_loss(mirror)
     mirror.verify()
     # the consent was for that loss; what is kept stays, although the source starts behind it
@@ -119,7 +119,7 @@ def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     end = bounds_of(mirror.destination, topic).end
     assert 1000 < end < 8990
     reported = mirror.rows()[topic, 0]["errorMessage"]
-    assert f"its {8990 - end:,} records {end} to 8989 were deleted before they were copied" in reported
+    assert f"its {8990 - end:,} offsets {end} to 8989 were deleted before they were copied" in reported
     # the other topic does not notice
     write(mirror.source, other, 50)
     mirror.wait_until_equal(engine, [other])
@@ -140,7 +140,7 @@ def test_losses_are_followed_where_the_policy_says_so(mirror: Mirrored) -> None:
     mirror.run("config", "--set", "source.truncation.policy=follow")
     lose_records(mirror)
     engine = mirror.copy()
-    assert "continues without 150 records that its source had lost: 1000 to 1149" in engine.output
+    assert "continues without 150 offsets that its source had lost: 1000 to 1149" in engine.output
     assert_went_past_the_loss(mirror)
 
 

@@ -145,7 +145,8 @@ def test_a_promote_waits_for_a_store_that_is_too_slow(mirror: Mirrored) -> None:
     assert_complete(mirror, engine)
 
 
-@pytest.mark.parametrize("part", ["fresh", pytest.param("continued", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["fresh", "continued"])
 def test_a_slow_store_is_copied_at_its_pace(mirror: Mirrored, part: str) -> None:
     """Also a copy that had begun."""
     topic = topic_of(mirror)

@@ -102,7 +102,9 @@ def test_lanes_outlive_a_node_and_an_application_master_and_use_a_node_that_join
     yarn.kill_node(master)
     pair.fill(2_000)
     pair.wait_until_equal(engine, PATIENT_S)
-    assert yarn.application(pair.mirror)["state"] == "RUNNING"
+    # executors copy before there is another application master, and until then YARN shows the state of the first
+    yarn.master()
+    wait_until(lambda: yarn.application(pair.mirror)["state"] == "RUNNING", PATIENT_S)
     assert engine.stop() == 0, engine.output
     wait_until(lambda: yarn.application(pair.mirror)["finalStatus"] == "SUCCEEDED")
     pair.assert_equal()

@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import kafka_jars
 from tests.support.class_archive import ClassArchive, java
@@ -71,6 +71,10 @@ class ClusterPair:
 
 #: The pair that runs in this process, if one does.
 _shared: list[ClusterPair] = []
+#: Further clusters that run in this process and whose topics are deleted with the module that made them.
+_crowded: list[SandboxCluster] = []
+#: Topics of every module, and those of the brokers.
+_LASTING = ("seed-", "__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
 def unique_topic(prefix: str = "t") -> str:
@@ -178,12 +182,38 @@ def cluster_pair(clusters_directory: Path) -> Iterator[ClusterPair]:
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_mirrors() -> Iterator[None]:
-    """Delete the mirrors of a module's tests on the shared clusters: every verb reads all there are."""
+    """Delete topics and mirrors of a module's tests on the shared clusters: every verb reads all mirrors there are.
+
+    Each topic that is there costs a broker time, as long as it runs.
+    """
     yield
-    for pair in _shared:
-        for cluster in (pair.source, pair.destination):
-            with ClusterClient(client_config(cluster.client_properties())) as client:
-                delete_topics(client, [STATE_TOPIC, EVENTS_TOPIC])
+    for cluster in (*(cluster for pair in _shared for cluster in (pair.source, pair.destination)), *_crowded):
+        with ClusterClient(client_config(cluster.client_properties())) as client:
+            _forget(client, [topic for topic in client.metadata().topics if not topic.startswith(_LASTING)])
+
+
+def _forget(client: ClusterClient, topics: Collection[str]) -> None:
+    """Delete topics; wait until brokers know it of kmirror's own, which a command would wait for."""
+    delete_topics(client, topics)
+    wait_until(lambda: client.metadata().topics.keys().isdisjoint((STATE_TOPIC, EVENTS_TOPIC)))
+
+
+@pytest.fixture
+def empty_destination(destination_cluster: SandboxCluster) -> SandboxCluster:
+    """Return the shared destination cluster, with no mirrors: for engines of all mirrors there are."""
+    with ClusterClient(client_config(destination_cluster.client_properties())) as client:
+        _forget(client, [STATE_TOPIC, EVENTS_TOPIC])
+    return destination_cluster
+
+
+@contextmanager
+def emptied(cluster: SandboxCluster) -> Iterator[None]:
+    """Delete a cluster's topics after each module of the block."""
+    _crowded.append(cluster)
+    try:
+        yield
+    finally:
+        _crowded.remove(cluster)
 
 
 @pytest.fixture(scope="session")

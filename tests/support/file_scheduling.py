@@ -177,10 +177,10 @@ class LongestFileFirst:
         return set(known.clusters) if known else set()
 
     def _next_for(self, node: WorkerController) -> list[int]:
-        """Take the longest file that needs no cluster which another process has and this one has not, if any."""
+        """Take the longest file that needs no cluster which another process has and this one has not, or the fewest."""
         mine = self._clusters[node]
         others = set().union(*(clusters for one, clusters in self._clusters.items() if one is not node)) - mine
-        chosen = next((tests for tests in self._queue if not self._clusters_of(tests) & others), self._queue[0])
+        chosen = min(self._queue, key=lambda tests: len(self._clusters_of(tests) & others))
         self._queue.remove(chosen)
         mine |= self._clusters_of(chosen)
         return chosen

@@ -94,6 +94,7 @@ def _mirror(name: str, cluster: str, state: str, reason: str | None, more: Mappi
         "objectivesWithin": within,
         "objectivesBreached": breached,
         "objectivesUnknown": 0,
+        "notAdded": 0,
         "engineLastSeenMs": seen,
         "engineAgeMs": NOW - seen,
         "lagUnknown": 0,

@@ -15,7 +15,8 @@ from kmirror.engine.driver.state_tail import StateTail
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, now_ms
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.state.records import Incarnation, PartitionRecord, PartitionState, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import Changes
 from kmirror.work import Watch

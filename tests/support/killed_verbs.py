@@ -149,7 +149,7 @@ class Scenario(ABC):
 class FailingOver(Scenario):
     """With a running engine, which must be fenced."""
 
-    least_records = 5
+    least_records = 4
     least_steps = 8
 
     def prepare(self) -> None:

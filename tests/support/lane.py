@@ -14,14 +14,15 @@ from confluent_kafka.admin import AdminClient
 from crc32c import crc32c
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
-from kmirror.engine.lane.reports.control import STATE_PARTITION, append_to
 from kmirror.engine.lane.reports.row_reports import row_of
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION, append_to
 from kmirror.engine.spec import LaneResult, LaneSpec, own_producer_id
 from kmirror.state.assignment import Assignment
 from kmirror.state.lane_change_record import LaneChangeRecord
@@ -171,6 +172,22 @@ class Mirror:
         """
         if claim:
             self.claim()
+        lane = Lane(self.spec(merges=merges, **changes), attempt)
+
+        def run() -> None:
+            try:
+                self._results[id(lane)] = lane.run()
+            except BaseException as error:
+                self._results[id(lane)] = error
+                raise
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._lanes.append((lane, thread))
+        return lane
+
+    def spec(self, *, merges: bool = False, **changes: Any) -> LaneSpec:
+        """Return the work of a lane."""
         spec = LaneSpec(
             self.name,
             0,
@@ -185,19 +202,7 @@ class Mirror:
             300_000,
             self.source.cluster_id,
         )
-        lane = Lane(replace(spec, **(self._spec | changes)), attempt)
-
-        def run() -> None:
-            try:
-                self._results[id(lane)] = lane.run()
-            except BaseException as error:
-                self._results[id(lane)] = error
-                raise
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        self._lanes.append((lane, thread))
-        return lane
+        return replace(spec, **(self._spec | changes))
 
     def result(self, lane: Lane, seconds: float = PATIENCE_S) -> LaneResult:
         """Wait for a lane's end and return its result."""
@@ -272,6 +277,14 @@ def fill(mirror: Mirror, topic: str, count: int, partition: int = 0) -> None:
     for number in range(count):
         producer.produce(topic, b"value", b"%d" % number, partition)
     assert producer.flush(30) == 0
+
+
+def claims_connection(lane: Lane) -> Connection:
+    """Return the connection over which a lane reads the claims."""
+    tail = lane.control._state_log.claims._tail
+    assert tail is not None
+    assert tail._connection is not None
+    return tail._connection
 
 
 def copy_of(lane: Lane, mirror_topic: str, partition: int = 0) -> PartitionCopy:

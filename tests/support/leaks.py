@@ -9,7 +9,7 @@ from pathlib import Path
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.engine import Engine, typed
 

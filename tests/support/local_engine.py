@@ -20,7 +20,8 @@ from kmirror.engine.spec import LaneSpec
 from kmirror.ops.base.context import Destination
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.web.recent import RecentEvents
 from kmirror.web.run_service import RunService
 from tests.support.waiting import PATIENCE_S

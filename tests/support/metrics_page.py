@@ -19,7 +19,7 @@ OpenMetrics for clients that ask for it ([Health, metrics and status over HTTP](
 - **Unknown values are absent**, never 0. Rules on a lag also need `kmirror_partitions_lag_unknown > 0`, and `up == 0`
   or `absent(kmirror_healthy)` for a missing engine: one that is stuck answers 503.
 - Values are what the running engine knows; `describe` reads both clusters instead, and may be a few seconds ahead.
-  OPEN_TRANSACTION of `describe` is not detected here.
+  OPEN_TRANSACTION of `describe` is not detected by `run`, and by `serve` within some two minutes.
 - The lag is that of `describe`: the source's last stable offset, read within the last 10 seconds, minus the
   destination's log end as the lanes last reported it. While no worker reports, it is an upper bound. Of paused topics
   both ends are read every `refresh.interval.seconds`: they fall behind, and `KmirrorLag` fires for them too.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kmirror.cluster.protocol.batch import batch_headers, crc_of
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
-from kmirror.cluster.protocol.produce import ProducerState
+from kmirror.cluster.protocol.produce import AppendLimits, ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Copy, Facts, Trouble, Verdict
 from kmirror.engine.lane.partition.counts import Counts
@@ -65,7 +65,7 @@ def facts(end: int = 0, **others: object) -> Facts:
         last_stable_offset=1 << 40,
         high_watermark=1 << 40,
         destination_log_end=end,
-        producer_id_expiration_ms=DAY_MS,
+        destination_limits=AppendLimits(DAY_MS),
     )
     return replace(usual, **others)  # type: ignore[arg-type]
 

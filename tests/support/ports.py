@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from kmirror_sandbox.ports import free_ports, is_free
+from kmirror_sandbox.ports import free_ports
 
 
 def free_base_port() -> int:
     """Return a base port whose whole block is free."""
-    while True:
-        base = free_ports(1)[0]
-        if all(is_free(port) for port in range(base, base + 60)):
-            return base
+    return free_ports(60, in_a_row=True)[0]

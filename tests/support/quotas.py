@@ -14,9 +14,12 @@ from tests.support.waiting import wait_until
 
 
 @contextmanager
-def slowed(cluster: SandboxCluster, client_id: str, bytes_per_second: float) -> Iterator[None]:
-    """Let a client read no more than this: brokers answer its fetches without records when it has had more."""
-    quota = Quota((("client-id", client_id),), "consumer_byte_rate", bytes_per_second)
+def slowed(cluster: SandboxCluster, client_id: str, limit: float, key: str = "consumer_byte_rate") -> Iterator[None]:
+    """Let a client read no more than this: brokers answer its fetches without records when it has had more.
+
+    With another `key`, it is limited by that quota.
+    """
+    quota = Quota((("client-id", client_id),), key, limit)
     with ClusterClient(client_config(cluster.client_properties())) as admin:
         assert not alter_quotas(admin, [quota], [])
         try:

@@ -100,7 +100,7 @@ def report_facts(
     state = State.of([mirror_record(), *records, stopped, rebuilt, engine, end, progress])
     topic_partitions = [TopicPartition(row.topic, row.partition) for row in rows]
     ends = {TopicPartition(row.topic, row.partition): row.destination_offset or 0 for row in rows}
-    here = ClusterSnapshot(NOW, log_start_offset=dict.fromkeys(topic_partitions, 0), log_end_offset=ends)
+    here = ClusterSnapshot(NOW, log_start_offset=dict.fromkeys(topic_partitions, 0), high_watermark=ends)
     there = ClusterSnapshot(
         NOW,
         last_stable_offset=dict.fromkeys(topic_partitions, 1200),

@@ -22,7 +22,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.jars import DEFAULT_KAFKA_VERSION
 from kmirror_sandbox.ports import LOOPBACK, free_ports
-from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, UNHARMED, MakeCluster, made_clusters
+from tests.support.clusters import NO_RETENTION, QUICK_FAILOVER, UNHARMED, MakeCluster, emptied, made_clusters
 from tests.support.installed_logs import install
 from tests.support.late_wire import LateWire
 from tests.support.logs import QUICK_SEEDS, BuiltLog, build_log
@@ -57,10 +57,14 @@ GUARDED: dict[str, Any] = {
 }
 #: Fetches may be answered by the replica in the client's rack (KIP-392).
 _NEAREST_REPLICA = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
+#: What kmirror creates there, in any test, still has a leader when a later test kills one of the brokers.
+_ANY_BROKER_MAY_DIE = {"default.replication.factor": "3"}
 #: Measure the quota for reads of the store over six seconds instead of eleven.
 _REMOTE_QUOTA_WINDOW = {"remote.log.manager.fetch.quota.window.num": "6"}
 
 
+#: A deleted partition costs time until its files are deleted, too. Retention is checked once, when there is no topic.
+_SOON_DELETED = {"log.segment.delete.delay.ms": "1000", "log.initial.task.delay.ms": "1000"}
 #: An expired producer id is forgotten soon; the cleaner is never idle; old records stay.
 FORGETFUL = {
     "producer.id.expiration.check.interval.ms": "500",  # it goes through all partitions
@@ -112,7 +116,11 @@ class TieredPair:
 @pytest.fixture(scope="session")
 def forgetful(clusters_directory: Path) -> Iterator[ForgetfulCluster]:
     """Start a cluster that forgets expired producers at once; topics may hold records of any age."""
-    with made_clusters(clusters_directory) as make, cluster_behind_wires(make, "forgetful") as made:
+    with (
+        made_clusters(clusters_directory) as make,
+        cluster_behind_wires(make, "forgetful") as made,
+        emptied(made.cluster),
+    ):
         yield made
 
 
@@ -125,6 +133,7 @@ def cluster_behind_wires(make: MakeCluster, name: str) -> Iterator[ForgetfulClus
         advertised = {"PLAINTEXT": port, "WIRE": wire.port, "LATE": late_wire.port}
         properties = {
             **FORGETFUL,
+            **_SOON_DELETED,
             **UNHARMED,
             "listeners": _listeners({**listeners, "CONTROLLER": controller}),
             "advertised.listeners": _listeners(advertised),
@@ -191,7 +200,8 @@ def started_passing_destination(clusters_directory: Path) -> Iterator[SandboxClu
 def started_three_brokers(clusters_directory: Path) -> Iterator[SandboxCluster]:
     """Start three brokers; tests ask for `three_brokers`."""
     with made_clusters(clusters_directory) as make:
-        yield make("three", heap=SMALL_HEAP, brokers=3, properties={**QUICK_FAILOVER, **_NEAREST_REPLICA})
+        settings = {**QUICK_FAILOVER, **_NEAREST_REPLICA, **_ANY_BROKER_MAY_DIE}
+        yield make("three", heap=SMALL_HEAP, brokers=3, properties=settings)
 
 
 @pytest.fixture(scope="session")

@@ -23,4 +23,4 @@ def view_of(destination: Destination, mirror: str) -> JobView:
 
 def run_once(job: SideJob, destination: Destination, mirror: str) -> list[JobEvent]:
     """Let a job run once; return its messages."""
-    return list(job.run(view_of(destination, mirror)))
+    return [event for event in job.run(view_of(destination, mirror)) if isinstance(event, JobEvent)]

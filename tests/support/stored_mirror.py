@@ -14,7 +14,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import Destination
 from kmirror.ops.verify.verify import VerifyRequest, verify

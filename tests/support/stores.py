@@ -52,10 +52,10 @@ class LostAnswers:
         begin, commit, end = TransactionalWriter.begin, TransactionalWriter.commit, TransactionalWriter._commit
         written: dict[TransactionalWriter, Written] = {}
 
-        def begun(writer: TransactionalWriter, topics: Any, remaining: Any, *, patiently: bool) -> None:
+        def begun(writer: TransactionalWriter, topics: Any, remaining: Any, **how: Any) -> None:
             if self.is_cut_off and writer._id.startswith(ids):
                 raise UnreachableError("connection refused")
-            begin(writer, topics, remaining, patiently=patiently)
+            begin(writer, topics, remaining, **how)
 
         def committed(writer: TransactionalWriter, records: Any, remaining: Any) -> tuple[str, int]:
             written[writer] = records

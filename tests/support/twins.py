@@ -18,7 +18,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition
-from kmirror.engine.lane.reports.control import append_to
+from kmirror.engine.lane.reports.state_log import append_to
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.new_topics import create_and_wait
 from tests.support.topics import set_topic

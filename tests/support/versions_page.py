@@ -98,7 +98,8 @@ _DIFFERENCES = {
     "3.4": "`transactional.id.expiration.ms`, a week by default, is how long a producer id is remembered.",
     "3.1": "As source: records are fetched by topic name. After each answer kmirror asks for its topics' ids,"
     " and uses nothing that is not proved to be from the same topic.",
-    "3.0": "As source: they do not report the newest record's timestamp, so `failover` reports the loss without it.",
+    "3.0": "As source: they do not report the newest record's timestamp, so `failover` reports the loss without it."
+    " As destination: `failback --offline` is refused, because their logs do not name their topics' ids.",
 }
 
 _END = """

@@ -50,6 +50,7 @@ class ThreadRuntime(Threads):
 if __name__ == "__main__":
     for module in (spark, spark_of_a_run):
         module.SparkRuntime = ThreadRuntime  # type: ignore[attr-defined]
+    spark_of_a_run.IS_POSSIBLE = False  # type: ignore[attr-defined] # lanes are threads of one process already
     promote_request.IDLE_MS = IDLE_MS
     run_log.SUMMARY_SECONDS = SUMMARY_SECONDS
     entry_point()

@@ -40,6 +40,7 @@ class Sending:
             control=SimpleNamespace(deadline=deadline),
             destinations=Connections("destination", itemgetter(0), loop, nothing, 30.0, lambda: deadline),
             all=[self.shell.copy],
+            background_requests=SimpleNamespace(forget_limits=lambda _: None),
             many_topics=False,
             may_send=lambda _: True,
         )

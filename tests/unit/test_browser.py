@@ -173,7 +173,7 @@ def seen_in_browser(bodies: Bodies, profile: Path, expected: str | None = None) 
             stderr=console,
         )
         try:
-            found = posted.get(timeout=120)
+            found = posted.get(timeout=240)
         finally:
             browser.terminate()
             browser.wait(30)

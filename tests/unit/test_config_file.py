@@ -155,3 +155,9 @@ def test_unknown_clusters(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no kmirror\.toml") as refusal:
         ConfigFile().cluster("prod")
     assert refusal.value.hint == "write [clusters.prod] in ~/.config/kmirror/kmirror.toml or /etc/kmirror/kmirror.toml"
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "kmirror.toml"
+    path.write_bytes(b'\xef\xbb\xbf[defaults]\r\noutput = "json"\r\n')
+    assert read_config_file(path).default_output == "json"

@@ -11,25 +11,26 @@ import pytest
 from kmirror.engine.spark.daemon import preload, without_bundled_pyspark
 
 BUNDLED = Path(pyspark.__file__).parent / "python" / "lib"
+JAR = next((Path(pyspark.__file__).parent / "jars").glob("spark-core_*.jar"))
 INSTALLED = str(Path(pyspark.__file__).parent.parent)
 
 
-def zips() -> list[str]:
-    return [str(path) for path in sorted(BUNDLED.glob("*.zip"))]
+def archives() -> list[str]:
+    return [str(path) for path in (*sorted(BUNDLED.glob("*.zip")), JAR)]
 
 
-def test_the_zip_of_an_installed_pyspark_is_omitted() -> None:
-    path = [*zips(), "/elsewhere/more.zip", INSTALLED, "/usr/lib"]
+def test_the_zips_of_an_installed_pyspark_and_its_jar_are_omitted() -> None:
+    path = [*archives(), "/elsewhere/more.zip", "/elsewhere/one.jar", INSTALLED, "/usr/lib"]
 
-    assert len(zips()) == 2
-    assert without_bundled_pyspark(path) == ["/elsewhere/more.zip", INSTALLED, "/usr/lib"]
+    assert len(archives()) == 3
+    assert without_bundled_pyspark(path) == ["/elsewhere/more.zip", "/elsewhere/one.jar", INSTALLED, "/usr/lib"]
 
 
 def test_the_zip_of_another_pyspark_or_of_the_only_one_stays() -> None:
-    others = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-src.zip"]
+    others = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-src.zip", f"/spark/jars/{JAR.name}"]
 
     assert without_bundled_pyspark([*others, INSTALLED]) == [*others, INSTALLED]
-    assert without_bundled_pyspark([*zips(), "/usr/lib"]) == [*zips(), "/usr/lib"]
+    assert without_bundled_pyspark([*archives(), "/usr/lib"]) == [*archives(), "/usr/lib"]
 
 
 def test_modules_are_imported_by_name_or_beginning_and_a_broken_one_is_left(

@@ -77,10 +77,16 @@ def test_lanes_that_fall_silent_are_news_once_and_have_been_silent_since_they_re
 
 
 def test_the_sentence_names_lanes_time_and_where_to_look() -> None:
-    assert no_workers_text([1, 0], 34_900, "spark://h:7077") == (
+    assert no_workers_text([1, 0], 34_900, "spark://h:7077", None) == (
         "no worker has reported on lanes 0, 1 for 34s; check the workers of Spark master spark://h:7077"
     )
-    assert no_workers_text([3], 10_000, None) == "no worker has reported on lane 3 for 10s; check the Spark workers"
+    alone = no_workers_text([3], 10_000, None, None)
+    assert alone == "no worker has reported on lane 3 for 10s; check the Spark workers"
+    assert no_workers_text([3], 10_000, None, "b:9092") == (
+        "no worker has reported on lane 3 for 10s; the destination's broker b:9092 throttles kmirror, so heartbeats "
+        "and reports are late: raise the client quota of its user or client id (producer_byte_rate or "
+        "request_percentage); otherwise check the Spark workers"
+    )
 
 
 def test_a_lane_says_for_all_its_rows_how_long_ago_it_asked_the_source() -> None:

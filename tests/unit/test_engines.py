@@ -27,7 +27,7 @@ FENCED = RefusedError("process 7 on h took over", None, Reason.FENCED)
 class FakeEngine:
     """Do in a turn what the test says."""
 
-    caught_up = has_news = True
+    caught_up = is_busy = True
 
     def __init__(
         self, mirror: str, turn: Callable[[], None] = lambda: None, closes: Callable[[], object] = lambda: None
@@ -40,6 +40,9 @@ class FakeEngine:
         self.finished = False
         self.balancer = self
         self.sharing = 0
+
+    def has_news(self, _: float) -> bool:
+        return self.is_busy
 
     def share_machine(self, mirrors: int) -> None:
         self.sharing = mirrors
@@ -134,7 +137,7 @@ def test_the_turns_of_others_do_not_wait_for_one_that_is_closed() -> None:
 def test_an_engine_without_news_has_its_turns_less_often_the_more_there_are() -> None:
     idle, busy = [FakeEngine(f"idle {number}") for number in range(40)], FakeEngine("busy")
     for one in idle:
-        one.has_news = False
+        one.is_busy = False
     engines = engines_of(*idle, busy)
     for _ in range(3):
         engines.tick()

@@ -47,6 +47,8 @@ def of_partition(result: str, **details: Any) -> str:
         (said("resume", "OK", topics=["a", "b"], count=2, all=False), "ann@ops resumed 2 topics: a, b"),
         (said("delete", "OK", topics=["a"], count=1), "ann@ops deleted mirror dr; its 1 topic is kept"),
         (said("failover", "OK", topics=["a"], count=1), "ann@ops failed over topic a; writable now"),
+        (said("recover", "REQUESTED", partitions=["a-0", "b-0"], count=2, accepted=[], rebuilds=["a"]),
+         "ann@ops requested that 2 partitions: a-0, b-0 be copied again, and accepted that a is rebuilt"),
         (said("recover", "TIMED_OUT", results={"DONE": 2, "FAILED": 1}),
          "the engine answered the request of ann@ops to recover: 2 DONE, 1 FAILED (it timed out)"),
         (said("settings", "CHANGED", topic="a", set={"retention.ms": "5"}, removed=["x"], heldBack={"y": "1"}),
@@ -59,7 +61,7 @@ def of_partition(result: str, **details: Any) -> str:
         (of_partition("FAILED", reason="SOURCE_DIVERGED", message="from 9 on"),
          "shop-3 FAILED SOURCE_DIVERGED: from 9 on"),
         (of_partition("LOSS_ACCEPTED", **{"from": 10, "until": 30, "records": 20}),
-         "shop-3 continues without 20 records that its source had lost: 10 to 29"),
+         "shop-3 continues without 20 offsets that its source had lost: 10 to 29"),
         (said("objective", "BREACHED", topic="t", objectiveMs=30_000, cause="PATH", message="it is slow"),
          "t breached its objective of 30s, cause PATH: it is slow"),
         (said("objective", "MET", topic="t", lastedMs=61_000), "t meets its objective again, after 1m1s"),
@@ -138,6 +140,7 @@ def _kinds_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
     #: Where the subject is in a call; the result comes after it, or after the actor.
     places = {"record": (0, 1), "JobEvent": (1, 2), "Event": (2, 4), "_announce": (2, 2)}
+    places |= {"own_event": (1, 2), "record_event": (2, 3)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

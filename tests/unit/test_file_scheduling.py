@@ -137,6 +137,13 @@ def test_files_that_share_a_cluster_go_to_the_process_that_has_it_while_there_ar
     assert (one.given[-1], other.given[-1]) == ([0, 1], [2, 3])
 
 
+def test_what_starts_the_fewest_clusters_again_goes_first(pytestconfig: pytest.Config) -> None:
+    one, other = Process(), Process()
+    durations = {"a.py": Measured(9, ("c", "d")), "b.py": Measured(8, ("c", "d")), "e.py": Measured(7, ("c",))}
+    scheduled(pytestconfig, one, other, durations=durations, tests=[f"tests/{file}::x" for file in durations])
+    assert (one.given, other.given) == ([[0], [1]], [[2]])
+
+
 def test_a_file_that_shares_several_clusters_comes_first(pytestconfig: pytest.Config) -> None:
     node = Process()
     durations = {"long.py": Measured(9, ("c",)), "both.py": Measured(1, ("c", "d")), "short.py": Measured(2)}

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from hypothesis import strategies as st
 from kafka.protocol.consumer import ListOffsetsResponse
-from kafka.protocol.metadata import MetadataResponse
+from kafka.protocol.metadata import ApiVersionsResponse, MetadataResponse
 from kafka.protocol.producer import (
     AddPartitionsToTxnResponse,
     EndTxnResponse,
@@ -27,7 +27,7 @@ from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.groups import group_members
 from kmirror.cluster.groups.share_offsets import decode_altered, decode_described
 from kmirror.cluster.groups.streams_groups import decode_topics
-from kmirror.cluster.protocol import fetch, list_offsets, markers, metadata, produce, transactions
+from kmirror.cluster.protocol import api_versions, fetch, list_offsets, markers, metadata, produce, transactions
 from kmirror.cluster.protocol.wire import FrameError, unsigned_varint
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.sasl import authenticate
@@ -101,6 +101,12 @@ def described(version: int, partitions: int = 1) -> bytes:
     return encoded(answer, version)
 
 
+def offered() -> bytes:
+    kind = ApiVersionsResponse.ApiVersion
+    kinds = [kind(api_key=key, min_version=key, max_version=key + 3) for key in range(3)]
+    return encoded(ApiVersionsResponse(error_code=0, api_keys=kinds, throttle_time_ms=7), api_versions.VERSION)
+
+
 DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "fetch": (full_answer(), lambda frame: fetch.FetchSession("k", 13).answer(frame)),
     "fetch by name": (full_answer(), lambda frame: fetch.decode_answer(frame, {}, by_name=True)),
@@ -109,6 +115,7 @@ DECODERS: dict[str, tuple[bytes, Callable[[memoryview], object]]] = {
     "markers": (marked(), lambda frame: markers.answer(frame, 1)),
     "partitions of a transaction": (added(), transactions.added),
     "end of a transaction": (encoded(EndTxnResponse(error_code=51), transactions.VERSION), transactions.ended),
+    "versions": (offered(), api_versions.answer),
     "offsets": (listed(), lambda frame: list_offsets.answer(frame, 9)),
     "metadata": (described(12), lambda frame: metadata.answer(frame, 12)),
     "metadata without ids": (described(9), lambda frame: metadata.answer(frame, 9)),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 
+from kmirror.engine.clock import now
 from kmirror.engine.driver.job_pool import JobPool
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, RepeatedSideJob
+from kmirror.settings.table import Settings
+from kmirror.state.records import MirrorRecord
 from tests.support.waiting import PATIENCE_S, wait_until
 
 #: A job that takes a second is never slow in a test that does not say so.
@@ -18,7 +23,7 @@ FAST = 1_000.0
 class Job:
     """Counts its runs, and waits in each until it may end; due until it has run so often."""
 
-    name = "tested"
+    name, asleep_until = "tested", 0.0
 
     def __init__(self, *, blocked: bool = False, most_runs: float = inf, fails: bool = False) -> None:
         self.runs = self.closed = self.at_once = self.most_at_once = 0
@@ -190,6 +195,18 @@ def test_a_job_runs_only_when_it_is_due() -> None:
         assert once.runs == 1
 
 
+def test_a_sleeping_job_is_not_asked_until_it_wakes() -> None:
+    with pool(2) as groups:
+        asleep, busy = Job(), Job()
+        asleep.asleep_until = inf
+        groups.add(asleep)
+        groups.add(busy)
+        groups.until(lambda: busy.runs >= 10)
+        assert asleep.runs == 0
+        asleep.asleep_until = now()
+        groups.until(lambda: asleep.runs)
+
+
 def test_an_ended_group_runs_no_more_and_is_closed_after_its_current_run() -> None:
     with pool(3) as groups:
         waiting, current, other = Job(), Job(blocked=True), Job()
@@ -215,3 +232,44 @@ def test_what_a_job_raises_is_handed_on_once_and_its_group_is_run_no_more() -> N
         groups.until(lambda: groups.broken and other.runs >= 5)
         assert failing.runs == 1
         assert [repr(error) for error in groups.broken] == ["TypeError('unhashable')"]
+
+
+class Switched:
+    """A side job that a setting switches on and off."""
+
+    name = "tested"
+
+    def __init__(self) -> None:
+        self.runs: list[bool] = []
+
+    def interval_s(self, settings: Settings) -> float:
+        return float(settings.refresh_interval_seconds)
+
+    def has_work(self, settings: Settings) -> bool:
+        return settings.sync_group_offsets_enabled
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        self.runs.append(view.settings.sync_group_offsets_enabled)
+        return ()
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def test_a_side_job_with_nothing_to_do_takes_no_thread_but_runs_once_more_when_switched_off() -> None:
+    job, view = Switched(), JobView(MirrorRecord("m", {}, {}, None, "eve@ops", 0), Settings(), (), {}, {})
+    shown = [view]
+    repeated = RepeatedSideJob(job, lambda: shown[0], lambda _: None)
+
+    def has_run(*, enabled: bool) -> bool:
+        shown[0] = replace(view, settings=replace(view.settings, sync_group_offsets_enabled=enabled))
+        repeated.asleep_until = 0.0
+        if is_due := repeated.is_due(now()):
+            repeated.run()
+        assert not repeated.is_due(now()), "its pause has begun"
+        assert repeated.done_at is not None
+        return is_due
+
+    switched = [False, False, True, True, False, False, True]
+    assert [has_run(enabled=enabled) for enabled in switched] == [False, False, True, True, True, False, True]
+    assert job.runs == [True, True, False, True]

@@ -77,7 +77,7 @@ def seen(**changes: object) -> Facts:
         (REPLACED, None, Reason.DESTINATION_TOPIC_DELETED, 100, "mirrored was deleted and created again"),
         (FENCED, None, Reason.FENCED, 100, "producer epoch 1, ours is 0"),
         (REWRITTEN, None, Reason.SOURCE_DIVERGED, 100, "orders-3 was rewritten: at offset 95"),
-        (FORKED, None, Reason.SOURCE_DIVERGED, 90, "from offset 90 on it differs from what was copied, 10 records up"),
+        (FORKED, None, Reason.SOURCE_DIVERGED, 90, "from offset 90 on it differs from what was copied, 10 offsets up"),
         (
             UNPROVEN_FORK,
             None,
@@ -93,7 +93,7 @@ def seen(**changes: object) -> Facts:
         (OVERGROWN, None, Reason.DESTINATION_WRITTEN, 98, "it ends at offset 100, and its source at 98"),
         (UNPROVEN, None, Reason.DESTINATION_WRITTEN, 100, "(producer id 7): the last records are not this"),
         (LOST, 120, Reason.DESTINATION_TRUNCATED, 100, "lost offsets 100 to 119"),
-        (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 record 100 was deleted"),
+        (TRIMMED, None, Reason.SOURCE_TRUNCATED, 100, "its 1 offset 100 was deleted"),
     ],
 )
 def test_each_misfit_has_its_reason(
@@ -291,7 +291,7 @@ def test_an_empty_log_that_had_records_has_lost_those_that_came_since() -> None:
     found = verdict(emptied, begun=True)
     assert isinstance(found, Fail)
     assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
-    assert "its 40 records 100 to 139 were deleted" in found.message
+    assert "its 40 offsets 100 to 139 were deleted" in found.message
 
 
 def test_filler_above_the_sources_start_is_not_built_upon() -> None:

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Producer
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from kmirror.cluster.connect_hints import tls_refusal
 from kmirror.cluster.security.client_config import ClientConfig, client_config
-from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import UsageError
 from kmirror.state.store import StateStore
 from tests.support.key_stores import OWN_KEY_PASSWORD, STORE_PASSWORD, write_stores

@@ -111,7 +111,7 @@ def test_a_batch_the_destination_never_takes_fails_the_partition(copying: Shell,
     assert (failure.reason, failure.offset) == (reason, 11)
     assert f"{code.name} ({code.value}): because" in failure.message
     is_too_large = code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
-    assert failure.message.endswith(f"; it has {len(stored(11))} bytes") == is_too_large
+    assert failure.message.endswith(f"; the batch has {len(stored(11))} bytes") == is_too_large
     for _ in range(3):
         copying.answer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert copying.copy.retry.failure == failure

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kmirror.cluster.follower import PollResult
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane.reports import control
 from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
+from kmirror.engine.lane.reports.state_log import StateLog
 from kmirror.engine.spec import LaneSpec
 from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import encode
@@ -30,20 +30,20 @@ class Claims:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.took = 100.0, 0.0
         monkeypatch.setattr(control, "now", lambda: self.now)
-        self._read: list[Record] = []
         self.lane = LaneControl(
-            SPEC, 0, client_config({"bootstrap.servers": "a:1"}), lambda: RowChanges({}, frozenset()), lambda _: None
+            SPEC,
+            0,
+            StateLog(client_config({"bootstrap.servers": "a:1"})),
+            lambda: RowChanges({}, frozenset()),
+            lambda _: None,
         )
-        monkeypatch.setattr(self.lane._tail, "poll", self._poll)
-
-    def _poll(self, _: int) -> PollResult:
-        self.now += self.took
-        return PollResult(self._read, reached_end=True)
 
     def meets(self, *records: EngineRecord | LaneChangeRecord | ProgressRecord) -> str | None:
         """Read these; return how the lane has ended, None while it continues."""
-        self._read = [Record(0, 0, *encode(record)) for record in records]
-        self.lane._poll()
+        asked_at = self.now
+        self.now += self.took
+        read = [Record(0, 0, *encode(record)) for record in records]
+        self.lane.take_claims([one for one in read if one.key in self.lane.keys], asked_at, reached_end=True)
         return self.lane.ended[0] if self.lane.ended else None
 
     @property

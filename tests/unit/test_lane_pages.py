@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.lane.reports.pages import COLD_SECONDS, MOST_LOOSE, PAGE_ROWS, Pages
+from kmirror.engine.lane.reports.pages import COLD_SECONDS, MOST_LOOSE, Pages
 from kmirror.engine.lanes.joined_reports import ALL_SECONDS, LaneReports
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import LaneRowsRecord, PartitionState, ProgressRecord, ProgressRow
@@ -75,13 +75,25 @@ class Lane:
         return by_partition(report.rows)
 
 
-def test_a_lane_of_few_partitions_names_all_of_them_with_each_report() -> None:
+def test_a_lane_of_few_partitions_stores_a_page_once_most_of_them_rest() -> None:
     lane = Lane()
-    lane.look(rows(PAGE_ROWS))
-    lane.at += 10 * COLD_SECONDS
+    lane.look(rows(20))
+    lane.at += COLD_SECONDS / 2
+    lane.look(dict(list(rows(20, 1).items())[:10]))
+    lane.at += COLD_SECONDS / 2
     lane.look({})
-    assert lane.written == PAGE_ROWS
-    assert [record.key[0] for record in lane.log.values()] == ["progress"]
+    assert lane.written == 20, "half of them are not most"
+    lane.at += COLD_SECONDS / 2
+    lane.look({})
+    assert lane.written == 20
+    lane.look({})
+    assert lane.written == 0
+    busy = places(20)[3]
+    for offset in range(2, 20):
+        lane.at += COLD_SECONDS + 1
+        lane.look({busy: row(busy, offset)})
+        assert lane.written == 1, "one that grows now and then is in reports: the page is not stored each time"
+    assert lane.read() == lane.rows
 
 
 def test_idle_rows_are_stored_once_and_are_as_old_as_the_last_report() -> None:

@@ -13,6 +13,7 @@ from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.cluster.protocol.filler import filler_batch
+from kmirror.cluster.protocol.produce import AppendLimits
 from kmirror.engine.histories.judge import Copy, Fail, TailMatch
 from kmirror.engine.lane.partition.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT
@@ -90,7 +91,7 @@ def test_batches_fly_together_only_in_order_and_five_at_most(copying: Shell) -> 
 def test_a_broker_that_may_forget_us_gets_one_batch_at_a_time(
     shell: Shell, timestamp: int, expiration_ms: int | None
 ) -> None:
-    seen = facts(0, producer=producer_state(0, EPOCH_MS + 1_000_000), producer_id_expiration_ms=expiration_ms)
+    seen = facts(0, producer=producer_state(0, EPOCH_MS + 1_000_000), destination_limits=AppendLimits(expiration_ms))
     shell.inspect(seen)
     shell.fetch(*[stored(i, timestamp=timestamp) for i in range(4)])
     for i in range(4):

@@ -21,7 +21,7 @@ from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
 from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
-from kmirror.cluster.protocol.produce import ProducerState
+from kmirror.cluster.protocol.produce import AppendLimits, ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.judge import Facts, TailMatch, Trouble, judge
 from kmirror.engine.lane.partition.intake import Frame, GuardedBatch
@@ -319,7 +319,7 @@ class Writer:
                 destination_log_end=world.destination.end,
                 producer=world.destination.producer,
                 tail=TailMatch.SAME if world.destination.end else TailMatch.NOTHING,
-                producer_id_expiration_ms=EXPIRATION_MS,
+                destination_limits=AppendLimits(EXPIRATION_MS),
             )
         elif copy.status is Status.INSPECTING and self.facts is not None:
             copy.inspected(self.facts, judge(ASSIGNMENT, None, self.facts), world.now, world.wall)

@@ -313,6 +313,67 @@ def test_a_lane_that_does_not_report_is_silent_whatever_run_of_it_is_started_aga
     assert engine.lanes.silent(heard + 11).keys() == {0}
 
 
+def test_lanes_that_start_after_a_time_without_work_are_not_silent_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild of a mirror's only topic that took ten seconds ended with the event NO_WORKERS: no one was away."""
+    engine.go("")
+    engine.end()
+    engine.go()
+    assert engine.lanes.finished
+    later = now() + 60
+    monkeypatch.setattr("kmirror.engine.lanes.lanes.now", lambda: later)
+    engine.go(at=later)
+    engine.count = 2
+    engine.go("ab", at=later)
+    assert engine.lanes.silent(later + 9) == {}
+    assert engine.lanes.silent(later + 11).keys() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("waited", "replaced_after"),
+    [
+        pytest.param(0.0, 10, id="the destination is prompt"),
+        pytest.param(7.0, 17, id="the destination is slow"),
+        pytest.param(60.0, 70, id="the destination was away for a minute"),
+        pytest.param(300.0, 70, id="a slow destination does not explain everything"),
+    ],
+)
+def test_what_the_engine_s_own_heartbeats_waited_is_no_silence_of_a_lane(waited: float, replaced_after: int) -> None:
+    engine = Engine()
+    engine.lanes.waited_seconds = 50.0  # before it was started: that explains nothing
+    engine.go("a")
+    engine.lanes.waited_seconds = 100.0  # before it reported
+    engine.hear()
+    heard = now()
+    engine.lanes.waited_seconds = 100.0 + waited
+    assert engine.lanes.silent(heard + replaced_after - 1) == {}
+    engine.go(at=heard + replaced_after - 1)
+    assert len(engine.specs) == 1
+    assert engine.lanes.are_late(heard + 5)  # the source is asked for its ends all the same
+    assert engine.lanes.silent(heard + replaced_after + 1).keys() == {0}
+    engine.go(at=heard + replaced_after + 1)
+    assert len(engine.specs) == 2
+    assert engine.specs[1].predecessor_may_write  # the earlier run is fenced, whatever it was
+    assert "lane 0 of m stopped responding and is replaced" in engine.notes
+
+
+def test_a_lane_that_begins_or_is_to_end_has_longer_while_the_destination_is_slow() -> None:
+    engine = Engine()
+    begun = now()
+    engine.go("a", at=begun)
+    engine.lanes.waited_seconds = 20.0
+    engine.go(at=begun + 100)
+    assert len(engine.specs) == 1
+    engine.hear()
+    engine.go("", at=begun - 20)
+    engine.lanes.waited_seconds = 25.0
+    engine.go(at=begun - 6)
+    assert engine.cancelled == []
+    engine.go(at=begun - 4)
+    assert len(engine.cancelled) == 1
+
+
 def test_a_lane_that_begins_beside_one_that_reports_has_time_for_its_first_report() -> None:
     engine = Engine(lanes=2)
     engine.go("a")
@@ -320,6 +381,26 @@ def test_a_lane_that_begins_beside_one_that_reports_has_time_for_its_first_repor
     engine.go("ab")
     assert engine.lanes.silent(now()) == {}
     assert engine.lanes.silent(now() + 11).keys() == {0, 1}
+
+
+def test_a_lane_that_begins_after_all_others_have_ended_has_time_for_its_first_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a mirror is resumed: its workers were not asked for anything meanwhile."""
+    engine = Engine(lanes=2)
+    engine.go("ab")
+    engine.hear(0)
+    engine.hear(1)
+    engine.go("")
+    engine.end(0)
+    engine.end(1)
+    engine.go()
+    assert engine.lanes.finished
+    later = now() + 3600
+    monkeypatch.setattr("kmirror.engine.lanes.lanes.now", lambda: later)
+    engine.go("ab")
+    assert engine.lanes.silent(later + 9) == {}
+    assert engine.lanes.silent(later + 11).keys() == {0, 1}
 
 
 def test_a_lane_that_no_worker_has_begun_is_left_in_the_queue() -> None:

@@ -147,6 +147,15 @@ def test_an_engine_whose_heartbeats_are_not_accepted_says_so() -> None:
     assert value(found, "kmirror_partitions", mirror="m", state="ENGINE_SILENT") == 1
 
 
+def test_an_engine_whose_clock_was_set_back_is_not_silent() -> None:
+    known = snapshot(row())
+    later = replace(known, engine=replace(known.engine, last_seen_ms=NOW_MS + 3_600_000))
+    assert live_mirror(later).missing is None
+    assert value(served(later), "kmirror_engine_heartbeat_age_seconds", mirror="m") == 0
+    lost = live_mirror(replace(later, destination_trouble="no response from b:9092"))
+    assert str(lost.missing).endswith("no response from b:9092")
+
+
 def test_a_source_that_was_never_asked_is_neither_up_nor_down() -> None:
     assert value(served(snapshot(row(), source_seen_at=None)), "kmirror_source_up", mirror="m") is None
     found = served(snapshot(row()))

@@ -17,7 +17,7 @@ from kmirror.status.topic_state import TopicState
 from kmirror.web import mirror_cache
 from kmirror.web.mirror_cache import MirrorCache
 from kmirror.web.served import ServedMirror
-from tests.support.live_engine import NOW_MS, row, snapshot, topic_record
+from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot, topic_record
 
 
 def state_of(known: MirrorSnapshot, *records: Record) -> State:
@@ -63,6 +63,22 @@ def test_a_mirror_with_nothing_new_is_kept_with_the_time_of_its_engine_s_last_he
     )
     exact = asked.mirror(state_of(known, replace(known.engine, last_seen_ms=seen_ms)), NOW_MS + 3_000, exact=["m"])
     assert {one.engine_last_seen_ms for one in exact.partitions} == {seen_ms}
+
+
+def test_where_one_mirror_is_asked_for_no_other_is_derived() -> None:
+    known, cache = snapshot(row(copied=90)), MirrorCache("dr")
+    state = state_of(known, mirror_record("n"))
+
+    def asked(time_ms: int, mirror: str | None = None) -> list[tuple[str, int]]:
+        found = cache.mirrors(state, lambda _: None, time_ms, lambda _: True, mirror)
+        return [(one.name, one.time_ms) for one in found]
+
+    assert asked(NOW_MS, "n") == [("n", NOW_MS)]
+    assert asked(NOW_MS + 1) == [("m", NOW_MS + 1), ("n", NOW_MS + 1)]
+    assert asked(NOW_MS + 2, "n") == [("n", NOW_MS + 2)]
+    kept = cache.mirrors(state, lambda _: None, NOW_MS + 2, lambda _: False)
+    assert [one.time_ms for one in kept] == [NOW_MS + 2, NOW_MS + 2]
+    assert asked(NOW_MS + 3, "gone") == []
 
 
 def test_a_lag_that_grows_older_is_derived_again() -> None:

@@ -37,7 +37,7 @@ def series_of(metric: Metric[Any], mirrors: set[str]) -> dict[str, set[str]]:
 
 SERIES: dict[str, set[str]] = {"up": _TARGET}
 for _one in DECLARED:
-    SERIES |= series_of(_one, {"mirror"} if _one in METRICS else set())
+    SERIES |= series_of(_one, {"cluster", "mirror"} if _one in METRICS else set())
 
 ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -68,14 +68,17 @@ def labels_of(expression: Any) -> set[str]:
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_an_expression_names_metrics_and_labels_that_are_served(text: str) -> None:
-    expression = promql_parser.parse(text.replace("$__rate_interval", "1m").replace("$mirror", "m"))
+    text = text.replace("$__rate_interval", "1m").replace("$mirror", "m").replace("$cluster", "c")
+    expression = promql_parser.parse(text)
     selectors = kind_of(promql_parser.VectorSelector, expression)
     assert {found.name for found in selectors} <= SERIES.keys()
     assert len(selectors) == len(re.findall(r"\b(?:kmirror_\w+|up)\b", text)), "all of them were found"
     for selector in selectors:
         assert {matcher.name for matcher in selector.matchers.matchers} <= SERIES[selector.name]
     for aggregate in kind_of(promql_parser.AggregateExpr, expression):
-        assert aggregate.modifier is None or set(aggregate.modifier.labels) <= labels_of(aggregate.expr)
+        kept = set(aggregate.modifier.labels) if aggregate.modifier is not None else set[str]()
+        assert kept <= labels_of(aggregate.expr)
+        assert "cluster" in kept or "mirror" not in kept, "mirrors of one name on two clusters are not the same"
     for call in kind_of(promql_parser.Call, expression):
         if call.func.name in ("rate", "increase"):
             (selector,) = kind_of(promql_parser.VectorSelector, call)
@@ -152,7 +155,7 @@ def test_the_dashboard_has_its_panels_side_by_side() -> None:
         assert not cells & taken, panel["title"]
         taken |= cells
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    assert variables == {"datasource", "mirror"}
+    assert variables == {"datasource", "cluster", "mirror"}
     for panel in PANELS:
         assert panel["title"]
         assert panel["description"]

@@ -191,7 +191,7 @@ def looked(known: MirrorSnapshot) -> tuple[ClusterSnapshot, ClusterSnapshot]:
     )
     if known.source_trouble is not None:
         source = ClusterSnapshot(NOW_MS, trouble=known.source_trouble)
-    return ClusterSnapshot(NOW_MS, log_end_offset={} if is_unheard else ends), source
+    return ClusterSnapshot(NOW_MS, high_watermark={} if is_unheard else ends), source
 
 
 def watched(known: MirrorSnapshot, *, with_look: bool = True) -> ServedMirror:

@@ -22,9 +22,9 @@ from kmirror.settings.parsing import parse_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import PENDING_ADD, DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.state.store import STATE_TOPIC
 from kmirror.sync.setting_changes import SettingsPlan
 
 SOURCE_ID, DESTINATION_ID = bytes(15) + b"\1", bytes(15) + b"\2"
@@ -215,6 +215,11 @@ def test_an_existing_topic_is_refused_and_with_adopt_its_content_decides() -> No
 def test_partition_counts_have_to_be_equal() -> None:
     row = refused(decided(here=existing(partitions=3), adopt=True))
     assert row.message == "topic orders already exists with 3 partitions; orders has 2"
+    assert "delete or rename it" in str(row.hint)
+    # what is missing can be added, and need not cost the records
+    row = refused(decided(here=existing(partitions=1), adopt=True))
+    assert "delete" not in str(row.hint)
+    assert str(row.hint).endswith("--alter --topic orders --partitions 2")
 
 
 def test_adding_a_mirror_topic_again_changes_nothing() -> None:

@@ -99,8 +99,26 @@ def test_success_has_no_error() -> None:
 def test_several_bad_rows_are_summed_up_in_one_sentence() -> None:
     error = VerbResult.of("add", "m", [row(Outcome.REFUSED, topic="a"), row(Outcome.REFUSED, topic="b")]).error
     assert error is not None
-    assert error.message == "2 of 2 failed; the first: a: REFUSED"
+    assert error.message == "2 of 2 topics failed; the first: a: REFUSED"
     assert error.hint == "see the message of each row"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        ([("c", 2), ("d", 2)], [("a", 0), ("a", 1), ("b", 0), ("b", 1)], "2 of 4 topics"),
+        ([("a", 2)], [("a", 0), ("a", 1), ("a", 3)], "3 of 4 partitions"),
+        ([("b", None), ("c", None), (None, None)], [("a", None), ("b", None)], "2 of 3 topics"),
+        ([(None, None)], [(None, None), (None, None)], "2 of 3"),
+    ],
+)
+def test_topics_are_counted_and_of_one_topic_its_partitions(
+    good: list[tuple[str | None, int | None]], bad: list[tuple[str | None, int | None]], message: str
+) -> None:
+    rows = [TopicResult(*place, Outcome.DONE) for place in good]
+    error = VerbResult.of("add", "m", [*rows, *(TopicResult(*place, Outcome.FAILED, "why") for place in bad)]).error
+    assert error is not None
+    assert error.message == f"{message} failed; the first: why"
 
 
 def test_an_error_before_any_topic_is_the_whole_document() -> None:
@@ -127,10 +145,12 @@ def test_list_has_exactly_these_keys() -> None:
         "bytesPerSecond",
         "maxTimeLagMs",
         "etaMs",
+        "lagUnknown",
         "stoppedTopics",
         "objectivesWithin",
         "objectivesBreached",
         "objectivesUnknown",
+        "notAdded",
     ]
 
 

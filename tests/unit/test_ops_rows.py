@@ -75,7 +75,7 @@ def topic(name: str, error: int = 0, topic_id: bytes | None = None) -> TopicMeta
     return TopicMetadata(name, error, topic_id or IDS.get(name, bytes(16)), False, found)
 
 
-HERE = ClusterSnapshot(NOW, {"a.orders": topic("a.orders")}, log_start_offset={P0: 3}, log_end_offset={P0: 90})
+HERE = ClusterSnapshot(NOW, {"a.orders": topic("a.orders")}, log_start_offset={P0: 3}, high_watermark={P0: 90})
 THERE = ClusterSnapshot(
     NOW,
     {"orders": topic("orders")},
@@ -355,10 +355,10 @@ def test_a_topic_that_was_aligned_once_is_active_while_a_new_engine_inspects_it(
 
 
 def test_the_lag_of_a_log_that_begins_further_on_is_counted_in_offsets() -> None:
-    before = replace(HERE, log_start_offset={P0: 0}, log_end_offset={P0: 0})
+    before = replace(HERE, log_start_offset={P0: 0}, high_watermark={P0: 0})
     late = replace(THERE, log_start_offset={TopicPartition("orders", 0): 60})
     assert row(ENGINE, here=before, there=late).lag == 100
-    assert row(ENGINE, here=replace(HERE, log_end_offset={P0: 60}), there=late).lag == 40
+    assert row(ENGINE, here=replace(HERE, high_watermark={P0: 60}), there=late).lag == 40
 
 
 def test_the_newer_of_record_and_report_gives_the_state() -> None:
@@ -392,11 +392,21 @@ def test_a_stopped_partition_keeps_its_last_mirrored_offset_whatever_a_late_repo
     found = row(progress(), stopped, topic=replace(TOPIC, desired=DesiredState.STOPPED), there=None)
     assert (found.state, found.topic_state, found.reason) == ("STOPPED", "STOPPED", "FAILED_OVER")
     assert (found.last_mirrored_offset, found.last_mirrored_epoch, found.state_time_ms) == (90, 4, NOW - 5000)
-    assert found.lag is None
+    assert (found.lag, found.destination_offset, found.ends_below_mirrored) == (None, 90, False)
+
+
+def test_a_stopped_partition_that_lost_records_differs_from_a_new_topic_of_that_name() -> None:
+    stopped = partition(PartitionState.STOPPED, reason=Reason.FAILED_OVER, last_mirrored_offset=90)
+    ended = replace(TOPIC, desired=DesiredState.STOPPED)
+    shorter = replace(HERE, high_watermark={P0: 80})
+    found = row(stopped, topic=ended, here=shorter)
+    assert (found.destination_offset, found.ends_below_mirrored) == (80, True)
+    found = row(stopped, topic=ended, here=replace(shorter, topics={"a.orders": topic("a.orders", topic_id=b"n" * 16)}))
+    assert (found.destination_offset, found.ends_below_mirrored) == (None, False)
 
 
 def test_an_end_that_is_not_known_is_no_lag_of_zero() -> None:
-    found = row(ENGINE, here=replace(HERE, log_end_offset={}))
+    found = row(ENGINE, here=replace(HERE, high_watermark={}))
     assert (found.source_offset, found.destination_offset, found.lag, found.last_known_lag) == (100, None, None, None)
 
 
@@ -466,7 +476,7 @@ def test_trouble_with_one_source_topic_is_a_reason_before_it_is_a_failure(
 
 
 def test_a_copy_that_has_passed_what_was_seen_of_the_source_lags_by_nothing() -> None:
-    assert row(ENGINE, progress(), here=replace(HERE, log_end_offset={P0: 101})).lag == 0
+    assert row(ENGINE, progress(), here=replace(HERE, high_watermark={P0: 101})).lag == 0
 
 
 def test_partitions_above_the_recorded_count_are_shown_if_anything_is_known_of_them() -> None:
@@ -481,6 +491,13 @@ def test_a_topic_that_is_being_rebuilt_lacks_the_whole_log_of_its_source() -> No
     assert (found.state, found.lag) == (PartitionState.LOG_ALIGNMENT, 98), "from the source's start, 2"
     assert "its records (800 offsets) are being archived in archive.1" in (found.error_message or "")
     assert (found.offsets_to_archive, found.archive_log_end) == (800, None)
+
+
+def test_a_rebuild_that_does_not_succeed_is_a_failure() -> None:
+    rebuild = Rebuild(Reason.SOURCE_TOPIC_RECREATED, RebuildStep.REPLACE, "archive.1", NOW, trouble="it is refused")
+    found = row(ENGINE, progress(), topic=replace(TOPIC, rebuild=rebuild))
+    assert (found.state, found.reason) == (PartitionState.FAILED, Reason.SOURCE_TOPIC_RECREATED)
+    assert str(found.error_message).endswith("; the last attempt failed: it is refused")
 
 
 def test_list_sums_up_a_mirror() -> None:
@@ -503,9 +520,11 @@ def test_list_sums_up_a_mirror() -> None:
         "bytesPerSecond": 5_000,
         "maxTimeLagMs": 4_000,
         "etaMs": 2_500,
+        "lagUnknown": 0,
         "objectivesWithin": 0,
         "objectivesBreached": 0,
         "objectivesUnknown": 0,
+        "notAdded": 0,
     }
 
 

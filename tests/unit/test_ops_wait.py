@@ -88,6 +88,14 @@ def test_nothing_is_caught_up_whose_offsets_are_unknown() -> None:
     assert result.result is Outcome.TIMED_OUT
 
 
+def test_a_stopped_topic_is_not_called_caught_up() -> None:
+    for condition in (Condition.CAUGHT_UP, Condition.HEALTHY):
+        (result,) = judge(condition, [row(0, 7, **STOPPED)], TARGETS)
+        assert (result.result, result.message) == (Outcome.DONE, "t is stopped, and no longer copied")
+    (result,) = judge(Condition.CAUGHT_UP, [row(0, 7, **STOPPED), row(1)], TARGETS)
+    assert result.message == "t is caught-up"
+
+
 def test_a_log_that_is_being_made_ready_is_not_caught_up_though_filler_reaches_the_end() -> None:
     aligning: dict[str, Any] = {"state": PartitionState.LOG_ALIGNMENT, "topic_state": TopicState.PENDING_MIRROR}
     (result,) = judge(Condition.CAUGHT_UP, [row(0), row(1, **aligning)], TARGETS)
@@ -97,6 +105,14 @@ def test_a_log_that_is_being_made_ready_is_not_caught_up_though_filler_reaches_t
     again = row(1, state=PartitionState.LOG_ALIGNMENT, initial_copy_complete=True)
     (result,) = judge(Condition.CAUGHT_UP, [row(0), again], TARGETS)
     assert result.result is Outcome.DONE
+
+
+def test_a_log_with_records_of_others_is_not_caught_up_though_it_is_long_enough() -> None:
+    differs = row(0, reason=Reason.OFFSET_MISMATCH, error_message="its log end moved")
+    for condition in (Condition.CAUGHT_UP, Condition.DRAINED):
+        (result,) = judge(condition, [differs], TARGETS)
+        assert (result.result, result.reason) == (Outcome.TIMED_OUT, Reason.OFFSET_MISMATCH)
+        assert str(result.message).endswith(": its log end moved")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,10 @@ def test_a_stop_that_is_waited_for_names_and_counts_what_is_not_stopped() -> Non
         (Reason.NO_ENGINE, "`kmirror run --mirror m` starts an engine"),
         (Reason.ENGINE_SILENT, "`kmirror run --mirror m --take-over` replaces an engine that is stuck"),
         (Reason.NO_WORKERS, "start Spark workers that the engine's master can use, or check the engine's log"),
-        (Reason.SOURCE_UNREACHABLE, "wait longer"),
+        (
+            Reason.SOURCE_UNREACHABLE,
+            "`kmirror check --mirror m` shows which brokers do not answer, and why; or wait longer",
+        ),
     ],
 )
 def test_what_to_do_depends_on_what_is_missing(reason: Reason, hint: str) -> None:

@@ -185,3 +185,8 @@ def test_a_bad_pattern_writes_nothing_of_its_own() -> None:
 def test_a_pattern_that_explodes_elsewhere_takes_linear_time() -> None:
     """Python's own engine would need longer than the sun has left."""
     assert not TopicSelector.parse(["(a*)*b"]).matches("a" * 249)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "windows").write_bytes(b"\xef\xbb\xbforders\r\nusers\r\n")
+    assert TopicSelector.parse([f"@{tmp_path}/windows"]).patterns == ("orders", "users")

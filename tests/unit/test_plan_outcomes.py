@@ -32,7 +32,7 @@ def test_a_copied_wave_has_its_time_and_how_it_compares() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"initial_copy_complete": False, "initial_copy_ms": None}, "0 of 1 topic are copied"),
+        ({"initial_copy_complete": False, "initial_copy_ms": None}, "0 of 1 topic is copied"),
         ({"initial_copy_ms": None}, "copied; when is not known: an older version copied it"),
     ],
 )

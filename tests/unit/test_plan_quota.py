@@ -6,7 +6,7 @@ import pytest
 
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror_plan.trial_quotas import may_apply
+from kmirror_plan.trial import may_apply
 
 READING = "consumer_byte_rate"
 

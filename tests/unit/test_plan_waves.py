@@ -15,7 +15,7 @@ from kmirror_plan.cli.plan_command import parse_size
 from kmirror_plan.differences import changes_between
 from kmirror_plan.inventory import Inventory, Shape, TopicFacts, Unseen, shape_of, streams_group_of
 from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
-from kmirror_plan.plan_page import plan_page
+from kmirror_plan.plan_page import plan_page, summary
 from kmirror_plan.runbook import runbook, wave_topics
 from kmirror_plan.trial import rate_of, samples
 from kmirror_plan.waves import START_SECONDS, CopyRates, Wave, WaveLimits, waves_of
@@ -166,6 +166,19 @@ def test_a_topic_of_unknown_size_makes_enough_room_unknown_but_not_too_little() 
     unknown = topic("b", size=None)
     assert plan(topic("a", size=10), unknown).needs[0].is_enough is None
     assert plan(topic("a", size=50 * MEGABYTE), unknown).needs[0].is_enough is False
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["a"], "1 topic (10 B) of 1 application moves in 1 wave."),
+        (["a", "b"], "2 topics (20 B) of 2 applications move in 1 wave."),
+    ],
+)
+def test_one_topic_moves_and_several_move(names: list[str], said: str) -> None:
+    topics = [topic(f"{name}.t", size=10) for name in names]
+    made = plan(*topics, groups=[group(name, f"{name}.t") for name in names])
+    assert next(iter(summary(made))) == ("", said)
 
 
 def test_two_plans_differ_in_what_changed() -> None:

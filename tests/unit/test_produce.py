@@ -116,6 +116,7 @@ def test_an_answer_for_many_partitions(version: int) -> None:
             ("a", partition_answer(0, base_offset=1 << 40)),
             ("a", partition_answer(5, error_code=45, base_offset=-1)),
             ("bë", partition_answer(1, error_code=87, base_offset=-1, error_message="no")),
+            ("bë", partition_answer(2, log_append_time_ms=1_700_000_000_000)),
         ],
         throttle=250,
     )
@@ -125,6 +126,7 @@ def test_an_answer_for_many_partitions(version: int) -> None:
             AppendAnswer(a, 0, 0, 1 << 40, None),
             AppendAnswer(a, 5, 45, -1, None),
             AppendAnswer(b, 1, 87, -1, "no"),
+            AppendAnswer(b, 2, 0, 100, None, 1_700_000_000_000),
         ],
         250,
     )

@@ -94,8 +94,8 @@ def test_a_topic_that_lacks_nothing_is_ready() -> None:
     assert lacks(Ends(10, 10), Ends(10, 10)) == (0, None)
 
 
-def test_records_are_counted_and_an_open_transaction_is_named() -> None:
-    assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 records")
+def test_offsets_are_counted_and_an_open_transaction_is_named() -> None:
+    assert lacks(Ends(10, 12), Ends(10, 10)) == (2, "2 offsets")
     lag, what = lacks(Ends(12, 12, stable=10), Ends(10, 10))
     assert (lag, what) == (0, "a transaction is open")
 
@@ -107,7 +107,7 @@ def test_a_dry_run_names_all_that_is_missing_not_only_the_first() -> None:
     assert not readiness.missing["t"].only_time
     (row,) = dry_run_rows(readiness, {"t": "settings: retention.ms differ from the source's"}, together=False)
     assert row.message == (
-        "t would wait: 2 records; a transaction is open; the first copy is not complete (2 partitions); producers: the"
+        "t would wait: 2 offsets; a transaction is open; the first copy is not complete (2 partitions); producers: the"
         " source's end moved 0 s ago, required: 10 s; settings: retention.ms differ from the source's"
     )
 
@@ -146,6 +146,22 @@ def test_equal_ends_count_only_if_a_lane_has_copied_up_to_there() -> None:
     assert "the engine has not yet confirmed" in str(lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS)[1])
     # where producers may still write, a report is always a moment old
     assert lacks(Ends(10, 10), Ends(10, 10), NOTHING_LACKS, behind, idle_ms=None)[1] is None
+
+
+def test_a_source_that_ends_before_its_copy_counts_only_once_a_lane_has_seen_that() -> None:
+    """After an unclean election, while no engine ran, a promote left behind what the source had received instead."""
+    checker = ReadinessChecker(cast(Destination, Ends(10, 10)), UNKNOWN_SOURCE, None)
+
+    def what(time_ms: int, **seen: Any) -> str | None:
+        rows = NOTHING_LACKS, NOTHING_LACKS._replace(partition=1, **seen)
+        state = State.of([UNKNOWN_SOURCE, TOPIC, *RECORDS, ProgressRecord("m", 0, "L", 1, 0, "h", 1, time_ms, rows)])
+        (missing,) = checker.check(cast(ClusterClient, Ends(10, 8)), state, {"t": TOPIC}).missing.values()
+        return missing.what
+
+    unconfirmed = "the engine has not yet confirmed that everything is copied (1 partition)"
+    assert what(1000) == what(1000, source_offset=8) == what(2000) == unconfirmed
+    assert what(2000, source_offset=8, reason=Reason.SOURCE_UNREACHABLE) == unconfirmed
+    assert what(2000, source_offset=8) is None
 
 
 @pytest.mark.parametrize(

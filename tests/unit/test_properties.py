@@ -276,3 +276,13 @@ SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required"
 )
 def test_literal_secrets(key: str, value: str, is_secret: bool) -> None:
     assert literal_secrets({"client.id": "me", key: value}) == ([key] if is_secret else [])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "windows.properties"
+    path.write_bytes(b"\xef\xbb\xbfclient.id=a\r\nclient.rack=b\r\n")
+    assert read_properties(path) == {"client.id": "a", "client.rack": "b"}
+    path.write_text("client.id=a\n", encoding="utf-16")
+    with pytest.raises(UsageError, match="is UTF-16 text") as refused:
+        read_properties(path)
+    assert "UTF-8" in str(refused.value.hint)

@@ -145,7 +145,12 @@ def random_log(chance: random.Random) -> Log:
     return log
 
 
-@pytest.mark.parametrize("seed", range(300))
+SEEDS = pytest.mark.parametrize(
+    "seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 300))]
+)
+
+
+@SEEDS
 def test_it_takes_in_what_the_log_holds(seed: int) -> None:
     chance = random.Random(seed)
     log = random_log(chance)
@@ -155,7 +160,7 @@ def test_it_takes_in_what_the_log_holds(seed: int) -> None:
     assert (found, end) == (shown(log), log.shown_end)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@SEEDS
 def test_a_log_that_is_replaced_meanwhile_is_never_mixed_with_the_one_before(seed: int) -> None:
     chance = random.Random(seed)
     log = random_log(chance)

@@ -35,7 +35,12 @@ def records_of(part: FetchedPartition, offset: int, found: dict[int, VisibleReco
     return batches.next_offset
 
 
-@pytest.mark.parametrize("seed", range(200))
+SEEDS = pytest.mark.parametrize(
+    "seed", [*range(50), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(50, 200))]
+)
+
+
+@SEEDS
 def test_batches_that_were_taken_already_end_their_transactions(seed: int) -> None:
     chance = random.Random(seed)
     log = random_log(chance)
@@ -52,7 +57,7 @@ def test_batches_that_were_taken_already_end_their_transactions(seed: int) -> No
     assert found == log.shown()
 
 
-@pytest.mark.parametrize("seed", range(200))
+@SEEDS
 def test_ranges_in_any_order_show_what_a_consumer_is_shown(seed: int) -> None:
     chance = random.Random(seed)
     log = random_log(chance)

@@ -81,9 +81,9 @@ def test_the_summary_says_what_happened() -> None:
         "for 2h9m partitions were FAILED or nothing was copied",
         "of 1h nothing is known: no engine recorded anything",
         "The largest lag seen was 2,400,000 offsets",
-        "20 records known lost",
+        "20 offsets known lost",
         "RPO: 3.5 s",
-        "20 records were skipped because the source had lost them",
+        "20 offsets were skipped because the source had lost them",
         "shop.users was rebuilt at 2026-01-01T22:06:00Z; its old records are in shop.users.kmirror-archive.1.",
         "The last command was failover, by ann@ops",
     ):
@@ -239,12 +239,12 @@ def test_what_failed_was_stopped_or_rebuilt_has_a_row() -> None:
     text = text_of(page(replace(facts, topics=(gone, *facts.topics[1:]))))
     for row in (
         "shop.orders-0000-0|SOURCE_DIVERGED|2026-01-02T03:05:59Z|0|the logs differ from offset 900 on; FAILED since",
-        "shop.payments-0|2026-01-02T01:06:00Z|FAILED_OVER|880|4|20|3.5s|shop.payments-0 is stopped at 880; 20 records",
+        "shop.payments-0|2026-01-02T01:06:00Z|FAILED_OVER|880|4|20|3.5s|shop.payments-0 is stopped at 880; 20 offsets",
         "shop.payments|880|20|",
         "shop.users|2026-01-01T22:06:00Z|shop.users.kmirror-archive.1, shop.users.kmirror-archive.2|-|",
         "shop.orders-0000|never|-|orders.archive|",
         "2025-12-31T23:05:30Z|1h|not known: no engine recorded anything|",
-        "shop.orders-0001-0 continues without 20 records that its source had lost: 10 to 29",
+        "shop.orders-0001-0 continues without 20 offsets that its source had lost: 10 to 29",
     ):
         assert row in text
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +156,33 @@ def test_free_ports_are_different_and_free_and_below_those_of_outgoing_connectio
     assert len(set(ports)) == 20
     assert all(10_000 <= port < 49_152 for port in ports)
     assert all(is_free(port) for port in ports)
+
+
+def test_a_port_that_was_chosen_is_not_chosen_again_here_or_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = free_ports(3)
+    suggested = [first, first, second, third]
+    program = (
+        "import sys, random, kmirror_sandbox.ports as ports\n"
+        "suggested = [int(port) for port in sys.argv[1:]]\n"
+        "random.randint = lambda low, high: suggested.pop(0)\n"
+        "print(*ports.free_ports(1))"
+    )
+    free = next(port for port in range(10_000, 32_000) if is_free(port) and port not in (first, second, third))
+    chosen = subprocess.run(
+        [sys.executable, "-c", program, *map(str, [*suggested, free])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert int(chosen.stdout) == free
+    monkeypatch.setattr(random, "randint", lambda low, high: suggested.pop(0) if suggested else free)
+    assert free_ports(1) == [free]
+
+
+def test_ports_in_a_row_follow_each_other() -> None:
+    row = free_ports(5, in_a_row=True)
+    assert row == list(range(row[0], row[0] + 5))
 
 
 def test_a_port_that_is_listened_on_is_not_free() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kmirror.cluster.connect_hints import tls_refusal
 from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import parse_properties
 from kmirror.cluster.security.property_reader import parse_bootstrap_servers
 from kmirror.cluster.security.tls_material import TlsMaterial
-from kmirror.cluster.security.tls_refusals import tls_refusal
 from kmirror.errors import Reason, UnreachableError, UsageError
 from tests.support.tls import KEY_PASSWORD
 from tests.support.tls_handshake import handshake

@@ -340,7 +340,7 @@ def test_the_page_refreshes_and_shows_when_it_gets_no_answer() -> None:
     assert shown(page, "rows", "innerHTML").count("<tr>") == 5
     # the newest first
     events = shown(page, "events", "innerHTML")
-    assert events.index("FAILED") < events.index("continues without 20 records")
+    assert events.index("FAILED") < events.index("continues without 20 offsets")
 
     page.run("(elements.filter.value = 'users', elements.filter.heard.input(), 0)")
     assert (shown(page, "rows", "innerHTML").count("<tr>"), shown(page, "more")) == (1, "1 of 5 topics")

@@ -38,13 +38,19 @@ def test_a_python_without_libraries_imports_the_lane_from_it(archive: Path, tmp_
     code = (
         "import kmirror.engine.lane.lane, kmirror.engine.spark.daemon, kafka, cramjam, crc32c\n"
         "from cryptography.hazmat.primitives.serialization import pkcs12\n"
+        # as a lane does before it resolves the properties of its source
+        "from kmirror.config_file import load_config_file\n"
+        "assert load_config_file().path is not None\n"
         "print(kmirror.__file__)"
     )
+
+    policy = tmp_path / "kmirror.toml"
+    policy.write_text('[trust]\nsources = ["*.example.com:9093"]\n')
 
     # -S leaves out all that is installed.
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": str(tmp_path), "KMIRROR_CONFIG": str(policy)},
         capture_output=True,
         text=True,
         check=False,

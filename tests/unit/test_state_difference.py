@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kmirror.errors import RefusedError, UsageError
+from kmirror.ops.add.add_plan import is_added
 from kmirror.ops.declare.declared import Declared, DeclaredMirror, DeclaredTopics
 from kmirror.ops.declare.export import file_of
 from kmirror.ops.declare.mirrors_file import read_mirrors_file
@@ -18,13 +19,12 @@ from kmirror.ops.declare.planned import (
     ConfigChange,
     CreateMirror,
     DeleteMirror,
-    PauseTopics,
     PlannedChange,
     Refusal,
-    ResumeTopics,
     StopTopics,
+    SwitchTopics,
 )
-from kmirror.ops.declare.state_difference import Prune, difference, is_mirrored, names_to_visit, unknown_names
+from kmirror.ops.declare.state_difference import Prune, difference, names_to_visit, unknown_names
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.record_kinds import Unknown
@@ -151,7 +151,7 @@ def declarations(draw: st.DrawFn, prefix: str | None = None) -> DeclaredMirror:
 
 
 def operators_do(topics: tuple[str, ...] | None) -> list[PlannedChange]:
-    return [PauseTopics("m", topics), ResumeTopics("m", topics), StopTopics("m", topics)]
+    return [SwitchTopics("m", topics, paused=True), SwitchTopics("m", topics, paused=False), StopTopics("m", topics)]
 
 
 @st.composite
@@ -224,8 +224,8 @@ def test_without_pruning_nothing_is_taken_away(amount: int) -> None:
         if before is not None:
             assert before.source.keys() <= now.source.keys()
             assert before.settings.keys() - {"topics.exclude"} <= now.settings.keys()
-        mirrored = {one.topic for one in state.topics("m") if is_mirrored(one)}
-        assert mirrored <= {one.topic for one in after.topics("m") if is_mirrored(one)}
+        mirrored = {one.topic for one in state.topics("m") if is_added(one)}
+        assert mirrored <= {one.topic for one in after.topics("m") if is_added(one)}
         assert acting(changes(declared, after, Prune())) == []
 
     explore(min(amount, MOST), worlds(), check)
@@ -245,7 +245,7 @@ def test_what_is_exported_is_what_is_stored(amount: int, tmp_path: Path) -> None
             read = read_mirrors_file(file)
             # what is mirrored and excluded by its name can be written only as excluded
             exclude = stored_settings(stored.mirrors[0].settings).topics_exclude.patterns
-            is_odd = any(is_mirrored(one) and one.source_topic in exclude for one in stored.topics("m"))
+            is_odd = any(is_added(one) and one.source_topic in exclude for one in stored.topics("m"))
             found = difference(read.mirror("m"), "m", stored, Prune(not is_odd))
             assert (found.changes, [] if is_odd else found.notes) == ([], []), text
             assert file_of(stored, ["m"]) == text
@@ -261,7 +261,7 @@ def test_a_new_mirror_is_created_with_its_exclusions_and_then_gets_its_topics() 
     assert changes(declared, State()) == [
         CreateMirror("m", SOURCE, {"copy.lanes": "2", "topics.exclude": "x"}, True),
         AddTopics("m", ("a", "b.*")),
-        ResumeTopics("m", ("a",)),
+        SwitchTopics("m", ("a",), paused=False),
     ]
 
 

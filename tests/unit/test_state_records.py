@@ -32,6 +32,7 @@ from kmirror.state.records import (
     TopicOrigin,
     TopicRecord,
 )
+from kmirror.state.stored import UNREADABLE, Rows, read
 
 MIRROR = MirrorRecord(
     "m", {"sasl.password": "${env:P}", "bootstrap.servers": "a:9092"}, {"topics.include": "orders"}, "Q1", "eve@ops", 17
@@ -380,6 +381,35 @@ def test_fields_of_a_newer_version_ride_along(record: Record, key: bytes, value:
     assert encode(found) == (key, newer)
 
 
+ENGINE_KEY = b'["engine","heartbeats"]'
+ENGINE_VALUE = (
+    b'{"boot_id":"b","extra_of_later":{"x":1},"host":"h","lanes":{"0":[1,0]},"last_seen_ms":%b,"lease_id":"L","pid":7,'
+    b'"pid_start_time":1,"settle_ms":0,"since_ms":1,"state":"RUNNING","ttl_ms":5000,"v":1}'
+)
+
+
+@pytest.mark.parametrize(
+    "time", [b"17", b"18", b"017", b"-3", b"1.5", b"null", b'"19"', b"9" * 40, b"1e3", b" 20", b""]
+)
+def test_a_heartbeat_is_decoded_after_another_one_as_it_is_by_itself(time: bytes) -> None:
+    for key in (ENGINE_KEY, b'["engine","later"]'):
+        alone = decode(key, ENGINE_VALUE % time)
+        decode(key, ENGINE_VALUE % b"16")
+        again = decode(key, ENGINE_VALUE % time)
+        assert again == alone
+        if isinstance(again, EngineRecord):
+            assert (again.last_seen_ms, again.extra) == (int(time), {"extra_of_later": {"x": 1}})
+        other = decode(key, (ENGINE_VALUE % b"16").replace(b'"pid":7', b'"pid":8'))
+        assert isinstance(other, EngineRecord)
+        assert other.pid == 8
+    assert decode(ENGINE_KEY, None) == Removed(("engine", "heartbeats"))
+    nested = ENGINE_VALUE.replace(b'{"x":1}', b'{"last_seen_ms":%b,"y":1}')
+    for inner in (b"5", b"6"):
+        found = decode(ENGINE_KEY, nested % (inner, b"16"))
+        assert isinstance(found, EngineRecord)
+        assert found.last_seen_ms == 16
+
+
 def test_fields_of_a_newer_version_ride_along_inside_the_guard() -> None:
     key, value = encode(PARTITION)
     newer = value.replace(b'"filled_offsets":12', b'"filled_offsets":12,"hint":true')
@@ -454,6 +484,49 @@ def test_what_cannot_be_read_is_kept_and_says_why(
     assert isinstance(found, Unknown)
     assert found.key == names
     assert problem in found.problem
+
+
+CELLS: tuple[object, ...] = (
+    None,
+    0,
+    1,
+    -1,
+    1.5,
+    1e300,
+    True,
+    "",
+    "MIRRORING",
+    "LOOP",
+    [],
+    {},
+    1 << 126,
+    1 << 127,
+    -(1 << 127),
+)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=repr)
+@pytest.mark.parametrize("beside", [None, *ProgressRow._fields])
+def test_rows_are_read_by_columns_as_one_by_one(cell: object, beside: str | None) -> None:
+    """A cell of any kind, in a column whose other cell is sound; or, `beside` None, in each of them alone."""
+    sound = PROGRESS.rows[1]._asdict()
+    for name in ProgressRow._fields if beside is None else (beside,):
+        objects = [sound | {name: cell}, *([sound] if beside is not None else ())]
+        rows = Rows(list(sound), [list(one.values()) for one in objects])
+        try:
+            expected: object = read_tuples(objects)
+        except UNREADABLE as error:
+            expected = type(error)
+        try:
+            found: object = read_tuples(rows)
+        except UNREADABLE as error:
+            found = type(error)
+        assert (found, str(found)) == (expected, str(expected)), name
+
+
+def read_tuples(rows: object) -> tuple[ProgressRow, ...]:
+    names = {"mirror": "m", "lane": 0, "page": 0, "lease_id": "l", "generation": 1, "attempt": 0}
+    return read(LaneRowsRecord, {**names, "rows": rows}).rows
 
 
 def test_an_event_has_this_stored_form_and_comes_back_from_it() -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kmirror.errors import Reason, RefusedError
+from kmirror.state.group_records import GroupsRecord
+from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.record_kinds import Record, Unknown
 from kmirror.state.records import (
     DesiredState,
@@ -19,7 +21,7 @@ from kmirror.state.records import (
     TopicOrigin,
     TopicRecord,
 )
-from kmirror.state.snapshot import Changes, State
+from kmirror.state.snapshot import Changes, Report, State
 
 
 def mirror(name: str) -> MirrorRecord:
@@ -104,13 +106,17 @@ def test_changes_know_whether_there_is_anything_to_write() -> None:
 def test_reports_change_a_state_as_if_it_was_read_again() -> None:
     page = LaneRowsRecord("a", 9, 0, "L", 0, 0, ())
     engine = EngineRecord("a", "L", EngineState.RUNNING, "h", "b", 1, 1, None, None, 0, 0, 10_000)
-    stored: dict[Key, Record | Unknown] = {record.key: record for record in [*RECORDS, page]}
+    hour = HistoryRecord("a", 7, ())
+    stored: dict[Key, Record | Unknown] = {record.key: record for record in [*RECORDS, page, hour]}
     state = State.of(stored.values())
-    news: list[EngineRecord | ProgressRecord | LaneRowsRecord] = [
+    news: list[Report] = [
         replace(progress("a", 9), time_ms=5),
         progress("b", 0),
         replace(page, page=1),
         engine,
+        GroupsRecord("a", 3, 5),
+        replace(hour, hour=6),
+        replace(hour, points=(HistoryPoint(1, 0, 0, None, None, None, 0, 0),)),
     ]
     after = state.with_reports(news)
     before, stored = State.of(stored.values()), {**stored, **{record.key: record for record in news}}

@@ -108,6 +108,20 @@ def test_a_name_that_is_reached_twice_is_timed_as_one() -> None:
     assert runner.seconds["stopped"] >= 5.0
 
 
+@pytest.mark.parametrize(("acts", "notes"), [(True, ["run the same command again to finish"]), (False, [])])
+def test_an_interruption_says_once_that_the_same_command_finishes(acts: bool, notes: list[str]) -> None:
+    def interrupted(_: Diary) -> None:
+        raise KeyboardInterrupt
+
+    def nested(diary: Diary) -> None:
+        runner.walk((Step("interrupted", read=interrupted),), diary)
+
+    runner = StepRunner(acts=acts)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        runner.walk((Step("each", nested, rehearse=nested),), Diary())
+    assert getattr(raised.value, "__notes__", []) == notes
+
+
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_each_step_says_what_it_does_in_words_of_its_own(table: Sequence[Step[Any]]) -> None:
     sentences = [step.does for step in table]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from kmirror.cluster.client import OffsetAnswer
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.errors import Reason
 from kmirror.ops.base.topic_results import Outcome, TopicResult
@@ -24,6 +30,7 @@ from kmirror.ops.stop.report import (
     with_source_answer,
 )
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
+from kmirror.ops.stop.stop import _find_mirrored_ends
 from kmirror.state.records import (
     AtStop,
     DesiredState,
@@ -54,15 +61,15 @@ def test_an_old_number_is_reported_with_its_time_and_an_estimate() -> None:
     old = row(replace(FRESH, source_as_of_ms=STOP - 200_000))
     assert (old.lag, old.estimated_more, old.rpo_ms) == (0, 4000, None)
     assert old.message == (
-        "orders-0 is stopped at 100; 0 records known lost: the source ended at 100 at 2001-09-09T01:43:20Z, 3m20s "
-        "before the stop; about 4,000 more since then at 20 records a second, an estimate"
+        "orders-0 is stopped at 100; 0 offsets known lost: the source ended at 100 at 2001-09-09T01:43:20Z, 3m20s "
+        "before the stop; about 4,000 more since then at 20 offsets a second, an estimate"
     )
     totals = totals_of([old], "no answer within 3 s")
     assert (totals.rpo_ms, totals.rpo_at_least_ms, totals.estimated_more_records) == (None, None, 4000)
     assert totals_sentences(totals) == [
-        "1 partition: 0 records known lost as of 2001-09-09T01:43:20Z, 3m20s before the stop; later records are lost "
+        "1 partition: 0 offsets known lost as of 2001-09-09T01:43:20Z, 3m20s before the stop; later records are lost "
         "too",
-        "about 4,000 more records lost, an estimate from the last known rates",
+        "about 4,000 more offsets lost, an estimate from the last known rates",
         "RPO: not known; the last mirrored record is from 2001-09-09T01:46:37Z",
         "the source does not answer now: no answer within 3 s",
     ]
@@ -91,7 +98,7 @@ def test_what_was_promoted_earlier_has_lost_nothing_and_takes_part_in_no_total()
     ]
     totals = totals_of([promoted, row(FRESH)], None)
     assert (totals.partitions, totals.complete_partitions, totals.as_of_ms) == (2, 1, STOP - 1000)
-    assert totals_sentences(totals)[0] == "2 partitions: 0 records known lost as of 2001-09-09T01:46:39Z"
+    assert totals_sentences(totals)[0] == "2 partitions: 0 offsets known lost as of 2001-09-09T01:46:39Z"
 
 
 def test_totals_compare_each_source_end_with_the_stop_of_its_own_partition() -> None:
@@ -132,8 +139,8 @@ def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_s
     silent = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
     assert (silent.lag, silent.estimated_more, silent.rpo_ms) == (0, 20, None)
     assert str(silent.message).endswith(
-        "0 records known lost: the source ended at 100 at 2001-09-09T01:46:39Z, 1s before the stop; about 20 more since"
-        " then at 20 records a second, an estimate"
+        "0 offsets known lost: the source ended at 100 at 2001-09-09T01:46:39Z, 1s before the stop; about 20 more since"
+        " then at 20 offsets a second, an estimate"
     )
     totals = totals_of([silent], "gone")
     assert (totals.known_lost_records, totals.rpo_ms, totals.rpo_at_least_ms) == (0, None, None)
@@ -155,7 +162,7 @@ def test_the_loss_has_two_bounds_if_it_is_known_when_the_connections_broke() -> 
     assert (dead.rpo_ms, dead.rpo_at_loss_ms) == (None, 50)
     assert str(dead.message).endswith(
         "about 1 more if the source died at 2001-09-09T01:46:10Z, when a connection to it broke, or 600 if it took "
-        "writes until the stop, at 20 records a second, an estimate"
+        "writes until the stop, at 20 offsets a second, an estimate"
     )
     # the part of a record that each of many partitions may have lost counts
     slow = LastReport(seen.row._replace(records_per_second=1.0), STOP - 30_000)
@@ -257,7 +264,7 @@ def added(end: SourceEnd | None) -> TopicResult:
 
 def test_partitions_that_only_the_source_has_count() -> None:
     surplus = added(SourceEnd(120, log_start=50))
-    assert surplus.message == "orders-1 exists on the source only, with 70 records: none of them was copied"
+    assert surplus.message == "orders-1 exists on the source only, with 70 offsets: none of them was copied"
     assert needs_attention(surplus)
     totals = totals_of([row(FRESH), surplus], None)
     assert (totals.known_lost_records, totals.rpo_ms) == (70, None)
@@ -267,7 +274,7 @@ def test_partitions_that_only_the_source_has_count() -> None:
 
 def test_a_partition_that_only_the_source_has_is_an_unknown_loss_while_its_end_is_unknown() -> None:
     silent = added(None)
-    assert "the number of its records is unknown" in str(silent.message)
+    assert "the number of its offsets is unknown" in str(silent.message)
     totals = totals_of([row(FRESH), silent], None)
     assert (totals.known_lost_records, totals.partitions_unknown, totals.rpo_ms) == (0, 1, None)
 
@@ -291,3 +298,30 @@ def test_all_partitions_there_are_count_whatever_was_stored() -> None:
     assert with_all_partitions(State(), theirs, replace(here, topic_id=bytes(15) + b"\2")).partitions == 1
     assert with_all_partitions(State(), theirs, replace(here, error_code=5)).partitions == 1
     assert with_all_partitions(State(), topic, here).partitions == 1
+
+
+@pytest.mark.parametrize("went_back", [True, False])
+def test_a_source_that_went_back_may_have_received_other_records(went_back: bool) -> None:
+    """As after an unclean election: 0 offsets are known lost, and that is not all.
+
+    Without that, the copy is longer only by what arrived after the source was asked.
+    """
+    answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(90, 90, went_back=went_back)})
+    shorter = row(with_source_answer(PLACE, FRESH, answer), lmo=100)
+    assert "0 offsets known lost: the source ended at 90 at" in str(shorter.message)
+    assert str(shorter.message).endswith("those that it received since are lost, too") is went_back
+    assert needs_attention(shorter) is went_back
+
+
+def test_a_broker_that_does_not_answer_is_named_where_an_end_is_unknown() -> None:
+    """Where a load balancer before one broker is down, BROKER_NOT_AVAILABLE alone does not say where to look."""
+    why, failed = "broker 2 does not answer: cannot connect to lb2:9092: connection refused", []
+    work = SimpleNamespace(
+        destination=SimpleNamespace(client=SimpleNamespace(unanswered={PLACE: why})),
+        facts=SimpleNamespace(at_stop=lambda _: {}, warnings=[]),
+        done=SimpleNamespace(warnings=[]),
+        log_ends={PLACE: OffsetAnswer(Code.BROKER_NOT_AVAILABLE, None, -1)},
+        fail=lambda topic, error, partition: failed.append((topic, partition, str(error), error.hint)),
+    )
+    _find_mirrored_ends(cast(Any, work))
+    assert failed == [("orders", 0, f"where orders-0 ends is unknown: {why}", "run the same command again to finish")]

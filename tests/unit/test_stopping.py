@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_comes_while_the_events_lock_is_held(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with stopping() as stop:
@@ -29,6 +29,17 @@ def test_a_signal_that_comes_while_the_events_lock_is_held(number: signal.Signal
                 signal.raise_signal(number)
         assert stop.wait(10)
     assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_a_signal_nothing_stops() -> None:

@@ -17,6 +17,7 @@ from kmirror.cluster.security.trust import REFERENCE, Judge, StoredProperties, T
 from kmirror.config_file import SYSTEM_FILE
 from kmirror.engine.driver.source_login import contact_changes
 from kmirror.errors import PolicyError, Reason, UsageError
+from kmirror.ops.base.trust_checks import unlimited_sources
 from kmirror.state.records import MirrorRecord
 from tests.support.trust import TRUST_VARIABLES
 
@@ -201,6 +202,17 @@ def test_no_code_copies_a_records_properties_into_those_of_an_operator() -> None
             if any(isinstance(one, ast.Attribute) and one.attr == "source" for one in copied):
                 copies.add(str(file.relative_to(SOURCES)))
     assert copies == {"ops/declare/planned.py", "ops/mirrors/config.py", "ops/mirrors/create.py"}
+
+
+def test_the_line_that_check_prints_allows_the_sources_of_a_mirror(home: Path) -> None:
+    """An IPv6 address was printed without brackets: pasted, it was another host's name, and the mirror was refused."""
+    servers = "[fd00::1]:9093,kafka1.example.com:9093"
+    found = unlimited_sources(client_config({"bootstrap.servers": servers, "security.protocol": "SSL"}))
+    assert found is not None
+    line = found[1].partition(": ")[2]
+    (home / "kmirror.toml").write_text(f"[trust]\n{line}\n")
+    host_policy().refuse_sources([("fd00::1", 9093), ("kafka1.example.com", 9093)])
+    assert line == 'sources = ["[fd00::1]:9093", "kafka1.example.com:9093"]'
 
 
 def test_a_secret_can_be_bound_to_its_sources_in_its_file_or_folder(home: Path) -> None:

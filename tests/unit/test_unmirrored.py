@@ -35,7 +35,6 @@ def cluster(count: int | None, ends: Mapping[int, int], *, error: int = 0, start
         log_start_offset=dict.fromkeys(offsets, starts),
         last_stable_offset=offsets,
         high_watermark=offsets,
-        log_end_offset=offsets,
     )
 
 

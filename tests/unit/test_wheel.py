@@ -67,6 +67,7 @@ def kept(*folders: str) -> set[str]:
     return {name for path in found if not any(one in (name := str(path.relative_to(ROOT))) for one in made)}
 
 
+@pytest.mark.slow
 def test_the_source_distribution_holds_all_that_is_kept(unpacked_sdist: Path) -> None:
     pages = {f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "RELEASING", "SECURITY")}
     wanted = kept(*FOLDERS) | pages | {"LICENSE", "Makefile", "mkdocs.yml", ".pre-commit-config.yaml"}
@@ -95,6 +96,7 @@ def test_the_wheel_holds_the_package_its_pages_and_nothing_else(wheel: Path) -> 
     }
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_runs_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
     """Both commands of a fresh environment, which has the libraries of this one but not its kmirror."""
     site = tmp_path / "site"

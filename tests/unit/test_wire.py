@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
+from kmirror.cluster.protocol import api_versions
 from kmirror.cluster.protocol.wire import (
     NO_TOPIC_ID,
     FrameError,
@@ -111,6 +113,33 @@ def test_the_request_header_is_the_one_a_second_library_writes(client_id: str) -
     header = request_header(18, 3, 0x01020304, client_id)
     assert bytes(message.encode(header=True)).startswith(header)
     assert bytes(message.encode(header=True))[len(header) :] == b"\x02x\x021\x00"
+
+
+def test_the_first_request_of_a_connection_is_the_one_a_second_library_writes() -> None:
+    message = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
+    message.with_header(correlation_id=7, client_id="c")
+    written = api_versions.exchange("kmirror").encode(7, api_versions.VERSION, "c")
+    assert written == bytes(message.encode(header=True, framed=True))
+
+
+@pytest.mark.parametrize("features", [[], ["metadata.version", "transaction.version"]])
+def test_the_versions_are_those_that_a_second_library_writes(features: list[str]) -> None:
+    kind, feature = ApiVersionsResponse.ApiVersion, ApiVersionsResponse.SupportedFeatureKey
+    versions = {0: (3, 13), 18: (0, 4), 74: (0, 0)}
+    message = ApiVersionsResponse(
+        error_code=0,
+        api_keys=[kind(api_key=key, min_version=low, max_version=high) for key, (low, high) in versions.items()],
+        throttle_time_ms=250,
+        supported_features=[feature(name=name, min_version=0, max_version=2) for name in features],
+    )
+    message.API_VERSION = 3
+    message.with_header(correlation_id=7)
+    assert api_versions.answer(memoryview(bytes(message.encode(header=True)))) == ((0, versions), 250)
+
+
+def test_a_broker_that_does_not_know_our_first_request_says_so_in_the_oldest_layout() -> None:
+    frame = struct.pack(">ihihhh", 7, 35, 1, 18, 0, 2)
+    assert api_versions.answer(memoryview(frame)) == ((35, {}), 0)
 
 
 def test_a_topic_id_is_printed_as_kafka_prints_it() -> None:

@@ -43,7 +43,8 @@ def _usage(error: click.UsageError, see: str) -> UsageError:
             return UsageError(f"{_name(error.param)} is missing", see)
         case click.BadParameter() if error.param is not None:
             return UsageError(f"{_name(error.param)}: {error.message.rstrip('.')}", see)
-    return UsageError(_lower(error.format_message()).rstrip("."), see)
+    text = error.format_message().rstrip(".")
+    return UsageError(text[:1].lower() + text[1:], see)
 
 
 def _name(parameter: click.Parameter) -> str:
@@ -53,10 +54,6 @@ def _name(parameter: click.Parameter) -> str:
 def _did_you_mean(possibilities: Iterable[str] | None) -> str | None:
     nearest = list(possibilities or ())
     return f"did you mean {nearest[0]}?" if nearest else None
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 @contextmanager

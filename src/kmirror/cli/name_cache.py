@@ -32,8 +32,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def cache_names(destination: Destination) -> None:
     """Cache the names of the destination's mirrors and mirror topics. Ignores errors: this is only a convenience."""
     # RuntimeError: this user has no home folder
+    from kmirror.state.waiting import BRIEFLY_S
+
     with suppress(KmirrorError, OSError, RuntimeError):
-        state = destination.state()
+        state = destination.state(BRIEFLY_S)
         topics = [(mirror.name, topic.topic) for mirror in state.mirrors for topic in state.topics(mirror.name)]
         text = lines_of((mirror.name for mirror in state.mirrors), topics)
         write_names(names_folder(os.environ), destination.cluster_id, text)

@@ -18,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kmirror.beside import beside
+from kmirror.cli.arguments import check_arguments
 from kmirror.cli.name_cache import cached_mirrors, cached_topics
 from kmirror.cli.terminal.output import Output, output_for
 from kmirror.cli.terminal.screen import Screen
@@ -89,14 +90,8 @@ class Call:
             self.output.screen.note_once(f"kmirror: warning: {path}: {warning}: {hint}")
         return properties
 
-    @contextmanager
-    def destination(self) -> Iterator[Destination]:
-        """Open the destination for a `with` block."""
-        with self.open_destination() as destination:
-            yield destination
-
-    def open_destination(self) -> Destination:
-        """Open the destination; the caller closes it."""
+    def destination(self) -> Destination:
+        """Open the destination, for a `with` block or for the caller to close."""
         from kmirror.ops.base.context import Destination
 
         return Destination.open(self.properties(), self.expect_cluster_id)
@@ -142,6 +137,8 @@ class Verb(click.Command):
         """Parse, after noting the verb in the session for errors."""
         if session := ctx.find_object(Session):
             session.verb, session.command = self, ctx.command_path
+        if not ctx.resilient_parsing:
+            check_arguments(self.params, args)
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -194,17 +191,18 @@ def verb(
     *options: click.Parameter,
     examples: Sequence[str],
     changes: bool = False,
-    dry_run: bool = False,
+    dry_run: bool = True,
     destination: bool = True,
     documents: bool = True,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a verb of a function; the flags select its common options.
 
-    A verb that `changes` something accepts `--yes`, and with `--json` prints a VerbResult also when it fails.
+    A verb that `changes` something accepts `--yes` and `--dry-run`, and with `--json` prints a VerbResult also when it
+    fails.
     """
     common = [
         *(_DESTINATION if destination else ()),
-        *((_DRY_RUN,) if dry_run else ()),
+        *((_DRY_RUN,) if changes and dry_run else ()),
         *((_YES,) if changes else ()),
         *(_DOCUMENTS if documents else ()),
         _VERBOSE,
@@ -266,6 +264,11 @@ def topics_option(
     )
 
 
+def flag_option(flag: str, text: str, *, name: str | None = None) -> click.Option:
+    """Return an option without a value."""
+    return click.Option([*filter(None, (flag, name))], is_flag=True, help=text)
+
+
 def file_option(flag: str, text: str, *, required: bool = False, short: str | None = None) -> click.Option:
     """Return an option whose value is a file name."""
     return click.Option(
@@ -283,6 +286,13 @@ def folder_option(*declared: str, text: str, required: bool = False, multiple: b
 #: For `mirror_option` of verbs that do without.
 ALL_MIRRORS = "Name of the mirror. Default: all mirrors."
 
+HTTP_HOST = click.Option(
+    ["--http-host"],
+    metavar="NAME",
+    multiple=True,
+    help="A name under which clients ask, besides localhost, this machine's name, HOST and addresses. Repeatable.",
+)
+
 #: `--master MASTER`, for the verbs that use Spark.
 MASTER = click.Option(
     ["--master"],
@@ -293,25 +303,10 @@ MASTER = click.Option(
 )
 
 
-def http_host_option() -> click.Option:
-    """Return `--http-host NAME`."""
-    return click.Option(
-        ["--http-host"],
-        metavar="NAME",
-        multiple=True,
-        help="A name under which clients ask, besides localhost, this machine's name, HOST and addresses. Repeatable.",
-    )
-
-
-def report_option() -> click.Option:
-    """Return `--report FILE`."""
-    return file_option("--report", "Write a JSON report (evidence) to this file.")
-
-
 def duration_option(flag: str, text: str, *, name: str | None = None, required: bool = False) -> click.Option:
     """Return an option whose value is milliseconds."""
-    declared = [flag] if name is None else [flag, name]
-    return click.Option(declared, metavar="D", required=required, callback=_milliseconds, help=text)
+    declared = filter(None, (flag, name))
+    return click.Option([*declared], metavar="D", required=required, callback=_milliseconds, help=text)
 
 
 def assignments_option(flag: str, text: str) -> click.Option:
@@ -476,6 +471,7 @@ _DESTINATION = (
     click.Option(["--cluster"], metavar="NAME", help="Name of the destination in kmirror.toml."),
     click.Option(["--expect-cluster-id"], metavar="ID", help="Fail unless the destination has this cluster ID."),
 )
+REPORT = file_option("--report", "Write a JSON report (evidence) to this file.")
 _DRY_RUN = click.Option(["--dry-run"], is_flag=True, help="Show what would be done and change nothing.")
 _YES = click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation.")
 _DOCUMENTS = (

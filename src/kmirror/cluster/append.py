@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Self
 
 from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.connection import SETTLE_S, ConnectFailedError
-from kmirror.cluster.producers import describe_producers
+from kmirror.cluster.producers import REQUEST_LIMIT, append_limits, describe_producers
 from kmirror.cluster.protocol import markers, produce
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, CorruptBatchError, batch_headers, set_producer
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
@@ -61,6 +61,8 @@ from kmirror.words import visible
 
 _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
+#: The leader may hang up on a batch of this size because of its limit for requests; it is tried no more often.
+_LARGE_BYTES, _LARGE_TRIES = 512 << 10, 3
 _NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
 
 
@@ -280,12 +282,12 @@ class OffsetAppender:
             answer = self.send(run)
             code = answer.error_code if answer else None
             if answer and code == Code.NONE:
-                if answer.base_offset != run.base_offset:
-                    raise self.mismatch(
-                        f"records for offset {run.base_offset} were appended at offset {answer.base_offset}"
-                    )
+                if altered := self.altered(run, answer):
+                    raise altered
                 self.appended(run)
                 return
+            if code is None and len(run.data) >= _LARGE_BYTES:
+                self._require_fit(run, attempt)
             if code is None or code in PERHAPS_WRITTEN:
                 in_doubt = True
                 if not self._is_known:
@@ -310,6 +312,19 @@ class OffsetAppender:
             if not in_doubt:
                 self.resume(state)
         raise _no_progress(f"appending to {self._partition} makes no progress", in_doubt)
+
+    def _require_fit(self, run: Run, attempt: int) -> None:
+        """Raise an error if it is too large a batch that has got no answer so often."""
+        what, leader = f"appending to {self._partition}", self._leader or self.leader()
+        limit = append_limits(self._client, leader.node_id).request_bytes
+        append = produce.Append(self._partition.topic, leader.topic_id, self._partition.partition, run.data)
+        size = produce.request_bytes(produce.LOWEST_VERSION, self._client.config.client_id, [append])
+        if limit is not None and size > limit:
+            why = f"a request with {len(run.data):,} bytes is above {REQUEST_LIMIT}={limit} of broker {leader.node_id}"
+            raise BrokerError(Code.MESSAGE_TOO_LARGE, code_name(Code.MESSAGE_TOO_LARGE), what, why)
+        if attempt + 1 >= _LARGE_TRIES:
+            why = f"a request with {len(run.data):,} bytes may be above its {REQUEST_LIMIT}"
+            raise OutcomeUnknown(f"{what}: broker {leader.node_id} gave no answer {_LARGE_TRIES} times: {why}")
 
     def send(self, run: Run) -> produce.AppendAnswer | None:
         """Send one batch with the producer fields that it has.
@@ -339,11 +354,20 @@ class OffsetAppender:
         self.last_timestamp = run.max_timestamp
         self.log_end_offset = run.next_offset
 
-    def mismatch(self, what: str) -> HistoriesDifferError:
+    def mismatch(self, what: str, hint: str = "another client writes to it") -> HistoriesDifferError:
         """Return the error for a log whose end is not the one we appended to."""
         return HistoriesDifferError(
-            f"{self._partition}: {what}", "another client writes to it; nothing was repaired", Reason.OFFSET_MISMATCH
+            f"{self._partition}: {what}", f"{hint}; nothing was repaired", Reason.OFFSET_MISMATCH
         )
+
+    def altered(self, run: Run, answer: produce.AppendAnswer) -> HistoriesDifferError | None:
+        """Return the error for a batch that was appended, but not as it was sent; None if it was."""
+        if answer.base_offset != run.base_offset:
+            return self.mismatch(f"records for offset {run.base_offset} were appended at offset {answer.base_offset}")
+        if answer.log_append_time not in {None, run.max_timestamp}:
+            what = f"the broker replaced the timestamps of the records at offset {run.base_offset}"
+            return self.mismatch(what, "set message.timestamp.type=CreateTime on the topic")
+        return None
 
     # -- the leader -----------------------------------------------------------------------------------------------
 

@@ -10,11 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kmirror.cluster.connection import Connection, UnknownHostError, UnsupportedVersionError, WrongClusterError
+from kmirror.cluster.connection import Connection, UnsupportedVersionError, WrongClusterError
+from kmirror.cluster.kept_connections import is_usable
 from kmirror.cluster.log_ahead import SpareConnections
 from kmirror.cluster.protocol import list_offsets, produce
 from kmirror.cluster.protocol import metadata as metadata_codec
@@ -22,6 +24,7 @@ from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import Exchange, FrameError
+from kmirror.cluster.reaching import EACH_SECONDS, SILENT_ADDRESSES, open_any, open_connection
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.seen_brokers import SEEN_BROKERS
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
@@ -32,8 +35,6 @@ __all__ = ["EARLIEST", "LATEST", "MAX_TIMESTAMP", "ClusterClient", "Lookup", "Of
 _RETRY_PAUSE = 0.1
 #: No answer is waited for less long than this.
 LEAST_S = 0.1
-#: Time each broker has to answer when all of them are asked about what one does not know.
-_EACH_SECONDS = 2.0
 #: Raised by reading an answer in which something is null that a broker never leaves out.
 _MALFORMED_ANSWER = (TypeError, AttributeError)
 
@@ -64,6 +65,8 @@ class ClusterClient:
         self._topics = metadata_codec.TopicsCache()
         #: Further connections, for reading ahead.
         self.spare_connections = SpareConnections(config)
+        #: By partition whose leader did not answer when it was last asked: which broker that is, and what is wrong.
+        self.unanswered: dict[TopicPartition, str] = {}
         #: True once a log of the cluster has stayed silent (`reader`).
         self.has_silent_logs = False
 
@@ -81,11 +84,13 @@ class ClusterClient:
         self._connections.clear()
         self._bootstrap = None
 
-    def connect(self, node_id: int, host: str, port: int, *, timeout: float | None = None) -> Connection:
+    def connect(
+        self, node_id: int, host: str, port: int, *, timeout: float | None = None, skips_silent: bool = False
+    ) -> Connection:
         """Return the connection to a broker, opening it where needed, within `timeout` seconds.
 
         Raises:
-            UnreachableError: the broker cannot be reached or refuses us.
+            UnreachableError: the broker cannot be reached or refuses us; with `skips_silent` at once if it was silent.
         """
         known = self._connections.get(node_id)
         if known is None and self._bootstrap and (self._bootstrap.host, self._bootstrap.port) == (host, port):
@@ -93,19 +98,29 @@ class ClusterClient:
             known = self._connections[node_id] = self._bootstrap
             self._bootstrap = None
         if known:
-            is_open = known.socket.fileno() >= 0 and not known.must_be_replaced
-            if is_open and (known.host, known.port) == (host, port):
+            if (known.host, known.port) == (host, port) and is_usable(known):
                 return known
             known.close()
-        connection = self._open(host, port, timeout)
+        connection = open_connection(host, port, self.config, timeout, skips_silent=skips_silent)
         self._connections[node_id] = connection
         return connection
 
-    def _open(self, host: str, port: int, timeout: float | None) -> Connection:
-        config = self.config
-        if timeout is not None:
-            config = replace(config, connect_timeout_ms=min(config.connect_timeout_ms, int(1000 * timeout)))
-        return Connection.open(host, port, config)
+    def connect_each(self, brokers: Iterable[Broker], timeout: float = EACH_SECONDS) -> dict[Broker, str]:
+        """Open connections to brokers, all at once, if they answer; return where another cluster does, and its id."""
+        asked = list(brokers)
+
+        def identify(broker: Broker) -> str | None:
+            with suppress(KmirrorError, OutcomeUnknown):
+                try:
+                    address = broker.node_id, broker.host, broker.port
+                    self.connect(*address, timeout=timeout, skips_silent=True).require_cluster(timeout)
+                except WrongClusterError as error:
+                    return error.found
+            return None
+
+        with ThreadPoolExecutor(max(1, len(asked)), "kmirror-brokers") as threads:
+            found = threads.map(identify, asked)
+            return {broker: other for broker, other in zip(asked, found, strict=True) if other is not None}
 
     def ask_any(
         self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
@@ -152,7 +167,7 @@ class ClusterClient:
     ) -> Connection:
         """Return a connection to some broker, but not at an address that has `failed`."""
         for connection in (*self._connections.values(), *([self._bootstrap] if self._bootstrap else [])):
-            if connection.socket.fileno() >= 0 and not connection.must_be_replaced:
+            if is_usable(connection):
                 return connection
         addresses = list(self.config.bootstrap_servers)
         if self._metadata:
@@ -161,18 +176,10 @@ class ClusterClient:
         if self._bootstrap:
             self._bootstrap.close()
         errors = dict(failed or {})
-        for host, port in dict.fromkeys(addresses):
-            if (host, port) in errors:
-                continue
-            try:
-                self._bootstrap = self._open(host, port, timeout)
-            except UnreachableError as error:
-                errors[host, port] = error
-            else:
-                named = self.config.bootstrap_servers
-                self.passed_over = {f"{a[0]}:{a[1]}": str(errors[a]) for a in named if a in errors}
-                return self._bootstrap
-        raise _most_telling(errors, self.config.bootstrap_servers)
+        self._bootstrap = open_any(addresses, self.config, timeout, errors)
+        known = {a: errors.get(a) or SILENT_ADDRESSES.of(a) for a in self.config.bootstrap_servers}
+        self.passed_over = {f"{a[0]}:{a[1]}": str(error) for a, error in known.items() if error is not None}
+        return self._bootstrap
 
     def pause(self, attempt: int) -> None:
         """Sleep before trying again, longer each time, at most a second."""
@@ -239,11 +246,12 @@ class ClusterClient:
         timeout: float | None = None,
     ) -> list[Any]:
         """Send a request to each of these brokers at once; return the answers, None where one does not answer."""
-        patience = _EACH_SECONDS if timeout is None else min(timeout / 2, _EACH_SECONDS)
+        patience = EACH_SECONDS if timeout is None else min(timeout / 2, EACH_SECONDS)
 
         def ask(broker: Broker) -> Any:
             try:
-                connection = self.connect(broker.node_id, broker.host, broker.port, timeout=patience)
+                address = broker.node_id, broker.host, broker.port
+                connection = self.connect(*address, timeout=patience, skips_silent=True)
                 return connection.request(message, lowest=lowest, highest=highest, timeout=patience)
             except (KmirrorError, OutcomeUnknown, FrameError):
                 return None
@@ -254,22 +262,7 @@ class ClusterClient:
 
     def foreign_brokers(self) -> dict[Broker, str]:
         """Return the brokers at whose addresses another cluster answers, as the cluster reports them, with its id."""
-        brokers = list((self._metadata or self.metadata([])).brokers.values())
-
-        def ask(broker: Broker) -> str | None:
-            try:
-                self.connect(broker.node_id, broker.host, broker.port, timeout=_EACH_SECONDS).require_cluster(
-                    _EACH_SECONDS
-                )
-            except WrongClusterError as error:
-                return error.found
-            except (KmirrorError, OutcomeUnknown):
-                pass
-            return None
-
-        with ThreadPoolExecutor(len(brokers), "kmirror-brokers") as threads:
-            found = threads.map(ask, brokers)
-            return {broker: other for broker, other in zip(brokers, found, strict=True) if other is not None}
+        return self.connect_each((self._metadata or self.metadata([])).brokers.values())
 
     def per_leader(
         self,
@@ -296,7 +289,12 @@ class ClusterClient:
         answers: dict[TopicPartition, tuple[int, Any]] = {}
         attempt, known = 0, metadata
         while missing:
-            found = known or self.metadata({p.topic for p in missing}, timeout=seconds_left(deadline))
+            try:
+                found = known or self.metadata({p.topic for p in missing}, timeout=seconds_left(deadline))
+            except UnreachableError:
+                if not answers or time.monotonic() < deadline:
+                    raise
+                break  # the other leaders' answers count
             known = None
             by_leader: dict[int, list[TopicPartition]] = defaultdict(list)
             for partition in missing:
@@ -339,21 +337,20 @@ class ClusterClient:
             answers[partition] = (Code.BROKER_NOT_AVAILABLE, None)
         try:
             connection = self.connect(node_id, broker.host, broker.port, timeout=seconds_left(deadline))
-            asked, patience = build(led, metadata), seconds_left(deadline)
-            if isinstance(asked, list):
-                answer = connection.request_all(asked, timeout=patience)
-            else:
-                answer = connection.request(asked, timeout=patience)
+            asked = build(led, metadata)
+            send: Callable[..., Any] = connection.request_all if isinstance(asked, list) else connection.request
+            answer = send(asked, timeout=seconds_left(deadline))
         except UnsupportedVersionError as error:
             return error
-        except UnreachableError as error:
-            is_refusal = isinstance(error, WrongClusterError) or error.reason is Reason.AUTHENTICATION_FAILED
-            return error if is_refusal else None
-        except (OutcomeUnknown, FrameError):
-            return None
+        except (UnreachableError, OutcomeUnknown, FrameError) as error:
+            self.unanswered.update(dict.fromkeys(led, f"broker {node_id} does not answer: {error}"))
+            if isinstance(error, UnreachableError) and error.reason is Reason.AUTHENTICATION_FAILED:
+                return error
+            return error if isinstance(error, WrongClusterError) else None
         try:
             for partition, code, value in read(answer, led):
                 answers[partition] = (code, value)
+                self.unanswered.pop(partition, None)
         except _MALFORMED_ANSWER:
             connection.close()
         return None
@@ -369,7 +366,7 @@ class ClusterClient:
         """Look up several offsets of each partition at once; each leader is asked in this order. Raises as below."""
 
         def build(led: list[TopicPartition], known: ClusterMetadata) -> list[Exchange]:
-            return [self._list_offsets(led, one, known) for one in lookups]
+            return [self.offsets_question(led, one, known) for one in lookups]
 
         def read(
             answers: Sequence[Mapping[TopicPartition, OffsetAnswer]], _: object
@@ -385,7 +382,8 @@ class ClusterClient:
             for index in range(len(lookups))
         ]
 
-    def _list_offsets(self, led: Iterable[TopicPartition], lookup: Lookup, known: ClusterMetadata) -> Exchange:
+    def offsets_question(self, led: Iterable[TopicPartition], lookup: Lookup, known: ClusterMetadata) -> Exchange:
+        """Return the request to one leader that looks up an offset of each partition."""
         times = lookup.timestamp
         asked = {
             p: (
@@ -461,23 +459,6 @@ class ClusterClient:
                 if result.error_code == 0:
                     settings[node_id] = {c.name: c.value for c in result.configs if c.value is not None}
         return settings
-
-
-def _most_telling(
-    errors: Mapping[tuple[str, int], UnreachableError], named: Iterable[tuple[str, int]]
-) -> UnreachableError:
-    """Return the error that says most of why no address leads to the cluster."""
-    if not errors:
-        return UnreachableError("bootstrap.servers is missing", "set bootstrap.servers")
-    # a stale address that is another cluster's now says nothing of ours while others are down
-    down = [error for error in errors.values() if not isinstance(error, WrongClusterError)]
-    are_wrong = all(isinstance(errors.get(one), WrongClusterError) for one in named)
-    told = list(errors.values()) if are_wrong or not down else down
-    # a refusal says more than silence, and silence says more than an unknown host name
-    return max(
-        told,
-        key=lambda e: (isinstance(e, WrongClusterError), e.reason is not None, not isinstance(e, UnknownHostError)),
-    )
 
 
 def seconds_left(deadline: float) -> float:

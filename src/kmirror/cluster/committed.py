@@ -39,12 +39,15 @@ class Look:
 
 
 class CommittedReader:
-    """Read from one partition's leader. Nothing is repeated: None says that there was no useful answer."""
+    """Read from one partition's leader, which may be `known` already.
 
-    def __init__(self, client: ClusterClient, partition: TopicPartition) -> None:
+    Nothing is repeated: None says that there was no useful answer.
+    """
+
+    def __init__(self, client: ClusterClient, partition: TopicPartition, known: ClusterMetadata | None = None) -> None:
         self._client = client
         self._partition = partition
-        self._leader: LeaderAddress | None = None
+        self._leader: LeaderAddress | None = None if known is None else known.leader_address(partition)
         #: The id of the topic that `look` saw.
         self._topic_id: bytes | None = None
 

@@ -17,18 +17,20 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from kmirror.cluster.protocol import metadata
+from kmirror.cluster.connect_hints import handshake_hint, strange_answer, tls_refusal, unreachable_hint
+from kmirror.cluster.protocol import api_versions, metadata
 from kmirror.cluster.protocol.wire import INT32, Api, Buffer, Exchange, FrameError, framed, request_header
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
-from kmirror.cluster.security.tls_refusals import tls_refusal
+from kmirror.cluster.seen_throttles import SEEN_THROTTLES
 from kmirror.cluster.socket_buffers import set_buffers
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.words import address_of
 
 #: Time after which a request without an answer cannot arrive any more, in seconds.
 SETTLE_S = 10.0
@@ -91,7 +93,7 @@ class Connection:
         self.port = port
         self.config = config
         self.socket = sock
-        self.api_versions: dict[int, tuple[int, int]] = {}
+        self.api_versions: Mapping[int, tuple[int, int]] = {}
         #: When to open a new connection, before the broker ends this session (CLOCK_MONOTONIC seconds); None for never.
         self._replace_at: float | None = None
         self._largest_frame = MAX_HANDSHAKE_FRAME_BYTES
@@ -132,8 +134,8 @@ class Connection:
         except (OSError, ValueError) as error:  # ValueError: not a valid host name
             is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             raise (UnknownHostError if is_unknown else ConnectFailedError)(
-                f"cannot connect to {host}:{port}: {reason_of(error)}",
-                "check the address, and that the broker is up and reachable from this machine",
+                f"cannot connect to {address_of(host, port)}: {reason_of(error)}",
+                unreachable_hint(host, port, config),
             ) from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -152,24 +154,22 @@ class Connection:
             if isinstance(refusal, ssl.SSLError):
                 what, hint = tls_refusal(refusal, config.with_current_stores())
                 raise ConnectFailedError(
-                    f"TLS with {host}:{port} failed: {what}", hint, Reason.AUTHENTICATION_FAILED
+                    f"TLS with {address_of(host, port)} failed: {what}", hint, Reason.AUTHENTICATION_FAILED
                 ) from None
             raise ConnectFailedError(
-                f"handshake with {host}:{port} failed: {reason_of(error)}",
-                f"is {config.security_protocol} the listener's security.protocol? "
-                "A listener that wants TLS or SASL hangs up on a client that offers none; "
-                "brokers before Kafka 2.4 are not supported",
+                f"handshake with {address_of(host, port)} failed: {reason_of(error)}",
+                handshake_hint(config),
             ) from None
         except BaseException:
             sock.close()
             raise
         return connection
 
-    def _ask_versions(self) -> Any:
-        from kafka.protocol.metadata import ApiVersionsRequest
-
-        request = ApiVersionsRequest(client_software_name="kmirror", client_software_version="1", version=3)
-        return self._exchange(request, 3, self.config.connect_timeout_ms / 1000)
+    def _ask_versions(self) -> tuple[int, Mapping[int, tuple[int, int]]]:
+        seconds = self.config.connect_timeout_ms / 1000
+        found: tuple[int, Mapping[int, tuple[int, int]]]
+        found, _ = self._exchanged(api_versions.exchange("kmirror"), api_versions.VERSION, seconds)
+        return found
 
     def require_cluster(self, timeout: float | None = None) -> None:
         """Find out whose broker it is, if that is not known yet.
@@ -192,10 +192,9 @@ class Connection:
                 self._ask_versions()
 
     def _shake_hands(self) -> None:
-        answer = self._ask_versions()
-        if answer.error_code:
-            raise ConnectFailedError(f"{self.address} refuses ApiVersions with error {answer.error_code}")
-        self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys or ()}
+        code, self.api_versions = self._ask_versions()
+        if code:
+            raise ConnectFailedError(f"{self.address} refuses ApiVersions with error {code}")
         lowest, highest = self.api_versions.get(_METADATA, (0, -1))
         if lowest > highest:
             # such a connection would be kept, and never be of use
@@ -214,7 +213,7 @@ class Connection:
     @property
     def address(self) -> str:
         """Return the broker's address for messages."""
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
     def message(self, what: str) -> str:
         """Return a message about this broker."""
@@ -304,7 +303,9 @@ class Connection:
     def note_throttle(self, throttle_time_ms: int) -> None:
         """Note for how long the broker asked us to send nothing."""
         if throttle_time_ms > 0:
-            self._throttled_until = time.monotonic() + min(throttle_time_ms, _LONGEST_THROTTLE_MS) / 1000
+            counts_ms = min(throttle_time_ms, _LONGEST_THROTTLE_MS)
+            self._throttled_until = time.monotonic() + counts_ms / 1000
+            SEEN_THROTTLES.note(self.config, self.address, counts_ms)
 
     @property
     def is_throttled(self) -> bool:
@@ -409,7 +410,7 @@ class Connection:
                 self.round_trip = min(self.round_trip, time.monotonic() - sent_at)
             (size,) = INT32.unpack(head)
             if not 4 <= size <= self._largest_frame:
-                raise FrameError(f"{self.address} sent a response of {size} bytes: it may not be a Kafka broker")
+                raise FrameError(f"{self.address} {strange_answer(bytes(head))}")
             answer = self._receive(size, deadline)
             if INT32.unpack_from(answer)[0] != correlation_id:
                 raise FrameError(f"{self.address} responded to a different request")

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.kept_connections import is_usable
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import code_name
@@ -76,7 +77,7 @@ class SpareConnections:
             for one in self._spare:
                 if (one.host, one.port) == (host, port):
                     self._spare.remove(one)
-                    if not one.must_be_replaced:
+                    if is_usable(one):
                         return one
                     one.close()
                     break

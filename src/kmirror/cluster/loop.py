@@ -53,6 +53,10 @@ class Loop:
                 self._woken.recv(4096)
         return ready
 
+    def fileno(self) -> int:
+        """Return what is readable when `wait` would return something."""
+        return self._selector.fileno()
+
     def take_events(self) -> None:
         """Call the posted events."""
         while not self._events.empty():
@@ -79,6 +83,14 @@ class Loop:
         """Close a connection."""
         self._selector.unregister(stream.fileno())
         stream.close()
+
+    def watch_loop(self, loop: Loop, ready: Ready) -> None:
+        """Register a loop of which this thread handles what comes."""
+        self._selector.register(loop, selectors.EVENT_READ, ready)
+
+    def leave_loop(self, loop: Loop) -> None:
+        """Register a loop no more."""
+        self._selector.unregister(loop)
 
     def close(self) -> None:
         """Close the selector and its sockets."""

@@ -316,7 +316,7 @@ class AppendPipeline:
                 found.leader = None
             elif found.may_send and broker.has_room and not broker.seconds_left(self._waiting_bytes, now):
                 node_id = found.leader.node_id
-                if sizes.get(node_id, 0) < _REQUEST_BYTES:
+                if not sizes.get(node_id) or sizes[node_id] + found.queue[0].size < _REQUEST_BYTES:
                     with suppress(CorruptBatchError):
                         batch = found.next_batch()
                         found.appender.assign_sequence(batch.run)
@@ -384,16 +384,15 @@ class AppendPipeline:
         found.in_flight.popleft()
         self._bytes_in_flight -= batch.size
         code = None if answer is None else answer.error_code
-        is_right = answer is not None and answer.base_offset == batch.run.base_offset
-        if code == Code.NONE and is_right and not found.is_troubled:
+        altered = found.appender.altered(batch.run, answer) if answer is not None and code == Code.NONE else None
+        if code == Code.NONE and altered is None and not found.is_troubled:
             found.appender.appended(batch.run)
             self._succeed(batch.items)
             return
         found.unsettled.append(batch)
         found.is_troubled = True
         found.in_doubt = found.in_doubt or code is None or code in PERHAPS_WRITTEN or code == Code.NONE
-        if answer is not None and code == Code.NONE and not is_right:
-            found.landed_elsewhere = found.landed_elsewhere or (batch.run.base_offset, answer.base_offset)
+        found.altered = found.altered or altered
         with self._changed:
             self._ready[found] = None
 
@@ -411,9 +410,8 @@ class AppendPipeline:
         out, unsettled = found.appender, found.unsettled
         found.leader = None
         try:
-            if found.landed_elsewhere is not None:
-                what = "records for offset {} were appended at offset {}".format(*found.landed_elsewhere)
-                raise out.mismatch(what)
+            if found.altered is not None:
+                raise found.altered
             if found.in_doubt:
                 if not found.is_remembered:
                     time.sleep(SETTLE_S)

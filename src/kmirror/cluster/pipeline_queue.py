@@ -16,7 +16,7 @@ from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.stream import Stream
-from kmirror.errors import KmirrorError
+from kmirror.errors import HistoriesDifferError, KmirrorError
 
 #: Brokers remember the last five batches of a producer.
 REQUESTS_IN_FLIGHT = 5
@@ -145,8 +145,8 @@ class PartitionQueue:
         self.is_troubled = False
         #: Some of what was sent may have been appended without an answer.
         self.in_doubt = False
-        #: The offset of a batch, and the other one at which the leader appended it.
-        self.landed_elsewhere: tuple[int, int] | None = None
+        #: The error of a batch that the leader did not append as it was sent.
+        self.altered: HistoriesDifferError | None = None
 
     @property
     def is_remembered(self) -> bool:

@@ -49,6 +49,8 @@ class Stream:
         self._spare: list[bytearray] = []
         self._buffer_bytes = buffer_bytes
         self.received_bytes = 0
+        #: True once the other side has ended the connection.
+        self.is_cut_off = False
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for a selector."""
@@ -93,6 +95,7 @@ class Stream:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
         except OSError as error:
+            self.is_cut_off = True
             raise OutcomeUnknown(self.connection.message(reason_of(error))) from None
 
     def receive(self) -> memoryview | None:
@@ -124,6 +127,7 @@ class Stream:
                 self._await(len(self._frame) - self._filled)
             return None
         except OSError as error:
+            self.is_cut_off = True
             raise OutcomeUnknown(self.connection.message(reason_of(error))) from None
         self._frame = None
         self._await(self._least)

@@ -71,8 +71,8 @@ def die_on_continue() -> None:
     """Make the process die instead of continuing after a SIGSTOP; the one thread that sends calls this before it sends.
 
     Exact for the calling thread: it executes no further instruction. A thread that it starts later would not block
-    SIGCONT and would defeat this, so start other threads before. The exit status is 18, the number of SIGCONT. Raises
-    RuntimeError if another live thread has the right to send.
+    SIGCONT and would defeat this, so start other threads before, or with `start_beside`. The exit status is 18, the
+    number of SIGCONT. Raises RuntimeError if another live thread has the right to send.
     """
     global _sender  # noqa: PLW0603 - a process has one sender
     this_thread = threading.current_thread()
@@ -81,6 +81,15 @@ def die_on_continue() -> None:
     _sender = this_thread
     _libc.signal(signal.SIGCONT, ctypes.cast(_libc._exit, ctypes.c_void_p))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
+
+
+def start_beside(thread: threading.Thread) -> None:
+    """Start a thread from the one that sends, such that the new one does not take SIGCONT in its place."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def parent_of(process: int) -> int | None:

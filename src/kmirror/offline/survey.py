@@ -322,7 +322,8 @@ def _require_same_topic(log_dir: LogDir, cut: PlannedCut) -> None:
     except ValueError as error:
         raise RefusedError(f"{name} cannot be parsed: {error}", RECOVER_FIRST) from None
     if topic_id is None:
-        raise RefusedError(f"{name} is missing: the topic id of {cut.topic_partition} is unknown", RECOVER_FIRST)
+        hint = f"{RECOVER_FIRST}; brokers before Kafka 3.0 do not write it: use `kmirror failback --recreate` there"
+        raise RefusedError(f"{name} is missing: the topic id of {cut.topic_partition} is unknown", hint)
     if topic_id != cut.topic_id:
         raise RefusedError(
             f"{cut.topic_partition} has topic id {topic_id}, the plan is for {cut.topic_id}",

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import read_file
 from kmirror.errors import UsageError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -96,6 +96,7 @@ class ExcludedNames:
     include: TopicSelector = TopicSelector((".*",))
     exclude: TopicSelector = TopicSelector()
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - jobs ask for the same settings of the same brokers again and again
     def matches(self, name: str) -> bool:
         """Return whether a name is excluded."""
         return not self.include.matches(name) or self.exclude.matches(name)
@@ -127,7 +128,7 @@ def split_patterns(text: str, name: str = "--topics") -> list[str]:
 
 def _read_patterns(path: str, flag: str) -> list[str]:
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = read_file(path).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         hint = "name a readable file with one pattern per line"

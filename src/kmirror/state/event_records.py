@@ -6,7 +6,7 @@ One event for each command and each automatic decision, kept forever. The key is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
@@ -35,17 +35,8 @@ class EventPage:
 
 def encode_event(event: Event) -> tuple[bytes, bytes]:
     """Return an event's stored key (the mirror) and value."""
-    return event.mirror.encode(), dump(
-        {
-            "v": SCHEMA_VERSION,
-            "time_ms": event.time_ms,
-            "mirror": event.mirror,
-            "what": event.what,
-            "actor": event.actor,
-            "result": event.result,
-            "details": event.details,
-        }
-    )
+    stored = {one.name: getattr(event, one.name) for one in fields(event)}
+    return event.mirror.encode(), dump({"v": SCHEMA_VERSION, **stored})
 
 
 def decode_event(key: bytes, value: bytes, time_ms: int) -> Event:

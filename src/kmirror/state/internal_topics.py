@@ -8,15 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.rights.acl_commands import Grant
+from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.rights.acl_commands import Grant, alter_topic
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import RefusedError
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
 #: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
-_TIMES: Mapping[str, str] = {"message.timestamp.type": "LogAppendTime"}
+_RECORDS: Mapping[str, str] = {
+    "message.timestamp.type": "LogAppendTime",
+    # a multiple of the largest batch that is written, whatever the brokers' message.max.bytes is
+    "max.message.bytes": str(2 * 1024 * 1024),
+    # whatever the brokers' default is: an election must not undo a stop, or a claim on a lease
+    "unclean.leader.election.enable": "false",
+}
 STATE_TOPIC_SETTINGS: Mapping[str, str] = {
-    **_TIMES,
+    **_RECORDS,
     "cleanup.policy": "compact",
     # small segments and an eager cleaner: a read from the beginning is short
     "segment.bytes": str(8 * 1024 * 1024),
@@ -25,16 +33,30 @@ STATE_TOPIC_SETTINGS: Mapping[str, str] = {
     "min.compaction.lag.ms": "60000",
 }
 EVENTS_TOPIC_SETTINGS: Mapping[str, str] = {
-    **_TIMES,
+    **_RECORDS,
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
 }
+STATE_TOPIC, EVENTS_TOPIC = "__kmirror_state", "__kmirror_events"
+_SETTINGS = {STATE_TOPIC: STATE_TOPIC_SETTINGS, EVENTS_TOPIC: EVENTS_TOPIC_SETTINGS}
 
 _HINT = (
     "restore the topic if you can. To take over at once, see `kmirror help break-glass`. To begin again, delete the "
     "topics __kmirror_state and __kmirror_events, then `kmirror create` and `kmirror add --adopt`"
 )
+
+
+def losing_policy(config: ClientConfig, topic: str, settings: TopicSettings) -> RefusedError | None:
+    """Return the error for an internal topic with a cleanup policy that loses what kmirror needs; None if it has not.
+
+    `config` is how to connect to its cluster.
+    """
+    policy = _SETTINGS[topic]["cleanup.policy"]
+    if (has := settings["cleanup.policy"].value) == policy:
+        return None
+    hint = alter_topic(config, topic, f"cleanup.policy={policy}")
+    return RefusedError(f"topic {topic} has cleanup.policy={has}, which would lose kmirror's state", hint)
 
 
 class StateLostError(RefusedError):
@@ -57,6 +79,11 @@ def all_lost(*, is_missing: bool) -> StateLostError:
         "stored of the mirrors is lost",
         _HINT,
     )
+
+
+def hidden_note(offset: int) -> str:
+    """Return the sentence for readers of what was stored before this offset only."""
+    return f"__kmirror_state has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
 
 
 #: Prefix of kmirror's own topics.

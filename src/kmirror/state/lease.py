@@ -5,6 +5,10 @@ writing it at once. So a holder that is fenced reads the record: if the lease is
 continues; if it is another engine's, it ends. It reads before it takes the id, so that an outdated engine never
 disturbs its successor.
 
+A heartbeat with nothing new in it may be appended without a transaction, together with those of other leases: a
+`Renewal`. The leader refuses it once a successor has written with the id, so it never follows the successor's record;
+unless the coordinator has forgotten the id: hence a transaction follows before the successor has waited for lanes.
+
 Lanes outlive their driver for a while. They may write until `ttl_ms` after they sent the fetch that showed them their
 engine's record as the newest. So a successor waits that long, counted from the moment its own record could be read,
 before it relies on being alone. Only an engine that has recorded the end of its lanes (RELEASED) spares its successor
@@ -15,16 +19,14 @@ Clocks of different hosts are compared only if nothing better is known: an engin
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from typing import Self
 
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import (
     KmirrorError,
     OutcomeUnknown,
@@ -34,46 +36,41 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
+from kmirror.state.engine_identity import (
+    HEARTBEAT_S,
+    EngineIdentity,
+    FencedByCommandError,
+    in_charge_error,
+    is_of,
+    is_over,
+    process_of,
+    require_no_heartbeat,
+)
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import StateLostError
 from kmirror.state.record_kinds import Record
-from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key, Lacking
+from kmirror.state.records import EngineRecord, EngineState, Incarnation, Key
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
-from kmirror.state.waiting import Deadline, boottime
+from kmirror.state.waiting import Deadline, boottime, now_ms
 from kmirror.state.writer import NotConfirmed, StateWriter, decide_and_write, was_written
 from kmirror.words import at_time
 
-HEARTBEAT_S = 1.0
-#: How long to wait for the next heartbeat before an engine may count as dead, and how often to check.
-_WATCH_S = 1.5 * HEARTBEAT_S
+#: How often a standby looks for the next heartbeat.
 _POLL_S = 0.25
 #: How long a lease must be missing before its holder treats it as deleted.
 _ASSUMED_DELETED_S = 10.0
 
-_ENDED = -1
+#: How long after a transaction heartbeats do without one; and how long they do not after that went wrong once.
+_RENEWED_S, _NOT_RENEWED_S = 3.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class EngineIdentity:
-    """The driver process, so that others can find out whether it is alive; `pid_start_time` in ticks since boot."""
+class Renewal:
+    """A record that renews a lease, and the batch with it that `lone_batches` appends; `Lease.renewed` must follow."""
 
-    host: str
-    boot_id: str
-    pid: int
-    pid_start_time: int
-    application_id: str | None = None
-    master: str | None = None
-
-    @classmethod
-    def of_this_process(cls, application_id: str | None = None, master: str | None = None) -> EngineIdentity:
-        """Return the identity of this process, incomplete where the system has no /proc."""
-        pid = os.getpid()
-        return cls(socket.gethostname(), _boot_id(), pid, _start_time(pid) or 0, application_id, master)
-
-
-class FencedByCommandError(RefusedError):
-    """A command took the lease, not another engine: the mirror is free again when the command has ended."""
+    record: EngineRecord
+    batch: memoryview
 
 
 class Lease:
@@ -99,6 +96,8 @@ class Lease:
         self._missing_since: float | None = None
         #: An unconfirmed write, and the record it contains; settled before anything else is written.
         self._doubt: tuple[NotConfirmed, EngineRecord] | None = None
+        #: From when on, and until when, the lease is renewed without a transaction, on `boottime()`'s clock.
+        self._renewable_from = self._renewable_until = 0.0
 
     @property
     def lease_id(self) -> str:
@@ -127,9 +126,9 @@ class Lease:
         state = store.read(timeout)
         _require_mirror(state, mirror)
         found = state.engine(mirror)
-        is_ours = again and found is not None and _is_of(found, identity)
-        if found is not None and not take_over and not is_ours and not _is_over(found, identity):
-            _require_no_heartbeat(store, found, timeout)
+        is_ours = again and found is not None and is_of(found, identity)
+        if found is not None and not take_over and not is_ours and not is_over(found, identity):
+            require_no_heartbeat(store, found, timeout)
         return cls._take(store, mirror, identity, ttl_ms, found, take_over, timeout)
 
     @classmethod
@@ -149,7 +148,7 @@ class Lease:
         _require_mirror(state, mirror)
         found, seen_at = state.engine(mirror), boottime()
         while not should_stop():
-            if found is None or _is_over(found, identity) or boottime() - seen_at > found.ttl_ms / 1000:
+            if found is None or is_over(found, identity) or boottime() - seen_at > found.ttl_ms / 1000:
                 try:
                     return cls._take(store, mirror, identity, ttl_ms, found, False, DEFAULT_TIMEOUT_S)
                 except RefusedError as error:
@@ -174,47 +173,11 @@ class Lease:
         take_over: bool,
         timeout: float,
     ) -> Self:
-        lease_id = str(uuid.uuid4())
-        found: EngineRecord | None = None
-
-        def decide(state: State) -> Changes:
-            nonlocal found
-            _require_mirror(state, mirror)
-            found = state.engine(mirror)
+        def require_free(found: EngineRecord | None) -> None:
             if found != expected and not take_over and found is not None and found.state is not EngineState.RELEASED:
-                raise _in_charge(found)  # another engine was faster, or the one believed dead renewed its lease
-            now = _now_ms()
-            return Changes(
-                (
-                    EngineRecord(
-                        mirror,
-                        lease_id,
-                        EngineState.RUNNING,
-                        identity.host,
-                        identity.boot_id,
-                        identity.pid,
-                        identity.pid_start_time,
-                        identity.application_id,
-                        identity.master,
-                        since_ms=now,
-                        last_seen_ms=now,
-                        ttl_ms=ttl_ms,
-                        settle_ms=_may_write_ms(found),
-                    ),
-                )
-            )
+                raise in_charge_error(found)  # another engine was faster, or the one believed dead renewed its lease
 
-        writer = StateWriter(store, "engine", mirror)
-        deadline = Deadline(timeout)
-        try:
-            decide_and_write(store, writer, decide, deadline)
-            # wait for the commit's marker: only after it does no lane find its old lease any more
-            record = writer.read_complete(deadline).engine(mirror)
-            if record is None or record.lease_id != lease_id:
-                raise _lost(mirror, record)
-        except BaseException:
-            writer.close()
-            raise
+        writer, record, found = _write_taken(store, mirror, identity, ttl_ms, require_free, timeout)
         may_write_ms = _may_write_ms(found)
         return cls(store, writer, record, found, boottime() + may_write_ms / 1000 if may_write_ms else 0.0)
 
@@ -226,42 +189,23 @@ class Lease:
         *,
         tombstones: tuple[Key, ...] = (),
         stopping: bool = False,
-        revisions: Mapping[int, int] | None = None,
-        silent_lanes: Mapping[int, int] | None = None,
-        source_trouble: KmirrorError | None = None,
-        throttle: Mapping[int, int] | None = None,
-        connections: int | None = None,
-        buffer_bytes: int | None = None,
-        first_topics: tuple[str, ...] = (),
-        places: Mapping[int, str] | None = None,
-        lacking: Mapping[str, Lacking] | None = None,
         application_id: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Renew the lease with the incarnations of lanes that may write, and write `records`, `events`, `tombstones`.
+        """Store the `next_record` with these lanes, and write `records`, `events`, `tombstones`; see `store`."""
+        now = self.next_record(lanes, stopping=stopping, application_id=application_id)
+        self.store(now, Changes(records, tombstones, events), timeout)
 
-        For the other arguments see EngineRecord. All in one transaction. Raises RefusedError (FENCED) when the lease is
-        another's. After UnreachableError (default time-out: the lease's ttl) the same content may be given again. After
-        OutcomeUnknown call `settle` first: if the content was written, others may have changed it since, and writing it
-        again would undo that.
-        """
-        record = replace(
+    def next_record(
+        self, lanes: Mapping[int, Incarnation], *, stopping: bool = False, application_id: str | None = None
+    ) -> EngineRecord:
+        """Return what the next heartbeat stores: which runs of lanes may write, and what the last one stored."""
+        return replace(
             self.record,
             state=EngineState.STOPPING if stopping else EngineState.RUNNING,
             lanes=dict(lanes),
-            revisions=dict(revisions) if revisions else None,
-            silent_lanes=dict(silent_lanes) if silent_lanes else None,
-            source_reason=None if source_trouble is None else source_trouble.reason or Reason.SOURCE_UNREACHABLE,
-            source_message=None if source_trouble is None else source_trouble.message,
-            throttle=None if throttle is None else dict(throttle),
-            connections=connections,
-            buffer_bytes=buffer_bytes,
-            first_topics=first_topics or None,
-            places=dict(places) if places else None,
-            lacking=dict(lacking) if lacking else None,
             application_id=application_id or self.record.application_id,
         )
-        self._write(record, Changes(records, tombstones, events), timeout)
 
     def settle(self, timeout: float | None = None) -> bool:
         """Return whether the heartbeat whose outcome is unknown was written; False if there is none.
@@ -284,14 +228,20 @@ class Lease:
         released = replace(
             self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None, places=None
         )
-        self._write(released, Changes(records, (), events), None)
+        self.store(released, Changes(records, (), events))
         self.close()
 
     def close(self) -> None:
         """Close the connections without ending the lease: it expires by its ttl."""
         self._writer.close()
 
-    def _write(self, record: EngineRecord, beside: Changes, timeout: float | None) -> None:
+    def store(self, record: EngineRecord, beside: Changes, timeout: float | None = None) -> None:
+        """Renew the lease with a `next_record`, and write what is `beside`, all in one transaction.
+
+        Raises RefusedError (FENCED) when the lease is another's. After UnreachableError (default time-out: the lease's
+        ttl) the same content may be given again. After OutcomeUnknown call `settle` first: if the content was written,
+        others may have changed it since, and writing it again would undo that.
+        """
         deadline = self._deadline(timeout)
         self.settle(deadline.remaining)
         while True:
@@ -304,15 +254,39 @@ class Lease:
                     raise
                 cause = self._doubt[0].cause
                 raise OutcomeUnknown(f"a heartbeat was not confirmed ({cause}), then: {error}") from error
-            settle_ms = max(0, ceil(1000 * (self.predecessor_may_write_until - boottime())))
-            record = replace(record, last_seen_ms=_now_ms(), settle_ms=settle_ms)
+            record, began = self._as_of_now(record), boottime()
             try:
                 self._writer.commit(replace(beside, records=(record, *beside.records)), deadline)
                 break
             except NotConfirmed as not_confirmed:
                 if not_confirmed.place is not None:
                     self._doubt = not_confirmed, record
-        self.record = record
+        self.record, self._renewable_until = record, began + _RENEWED_S
+
+    def renewal(self, record: EngineRecord) -> Renewal | None:
+        """Return how to store a `next_record` outside of a transaction; None if it must be in one."""
+        is_settled = self._doubt is None and self._writer.has_read
+        if record != self.record or not is_settled or not self._renewable_from <= boottime() <= self._renewable_until:
+            return None
+        now = self._as_of_now(record)
+        return None if (batch := self._writer.renewal(now)) is None else Renewal(now, batch)
+
+    def renewed(self, renewal: Renewal, trouble: KmirrorError | OutcomeUnknown | None) -> None:
+        """Note what became of a renewal; after trouble, the next record must be stored in a transaction."""
+        if trouble is None:
+            self.record = renewal.record
+        else:
+            self._writer.not_renewed(trouble)
+            self._renewable_from = boottime() + _NOT_RENEWED_S
+
+    @property
+    def login(self) -> ClientConfig:
+        """How to connect to the destination now."""
+        return self._store.login
+
+    def _as_of_now(self, record: EngineRecord) -> EngineRecord:
+        settle_ms = max(0, ceil(1000 * (self.predecessor_may_write_until - boottime())))
+        return replace(record, last_seen_ms=now_ms(), settle_ms=settle_ms)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self.record.ttl_ms / 1000 if timeout is None else timeout)
@@ -359,6 +333,66 @@ class Lease:
             raise _lost(self.record.mirror, found)
 
 
+def end_lease(store: StateStore, mirror: str) -> None:
+    """Take the lease from whatever engine has it, and release it in the same transaction. Raises as `Lease.acquire`.
+
+    For how long its lanes may still write is stored for whoever takes the lease next (`settle_ms`).
+    """
+    identity = EngineIdentity.of_this_process()
+    writer, *_ = _write_taken(store, mirror, identity, 0, lambda _: None, DEFAULT_TIMEOUT_S, EngineState.RELEASED)
+    writer.close()
+
+
+def _write_taken(
+    store: StateStore,
+    mirror: str,
+    identity: EngineIdentity,
+    ttl_ms: int,
+    require_free: Callable[[EngineRecord | None], None],
+    timeout: float,
+    as_state: EngineState = EngineState.RUNNING,
+) -> tuple[StateWriter, EngineRecord, EngineRecord | None]:
+    """Write a new lease unless `require_free` raises for the record before it; return both, and the open writer."""
+    lease_id = str(uuid.uuid4())
+    before: EngineRecord | None = None
+
+    def decide(state: State) -> Changes:
+        nonlocal before
+        _require_mirror(state, mirror)
+        before = state.engine(mirror)
+        require_free(before)
+        now = now_ms()
+        record = EngineRecord(
+            mirror,
+            lease_id,
+            as_state,
+            identity.host,
+            identity.boot_id,
+            identity.pid,
+            identity.pid_start_time,
+            identity.application_id,
+            identity.master,
+            since_ms=now,
+            last_seen_ms=now,
+            ttl_ms=ttl_ms,
+            settle_ms=_may_write_ms(before),
+        )
+        return Changes((record,))
+
+    writer = StateWriter(store, "engine", mirror)
+    deadline = Deadline(timeout)
+    try:
+        decide_and_write(store, writer, decide, deadline)
+        # wait for the commit's marker: only after it does no lane find its old lease any more
+        record = writer.read_complete(deadline).engine(mirror)
+        if record is None or record.lease_id != lease_id:
+            raise _lost(mirror, record)
+    except BaseException:
+        writer.close()
+        raise
+    return writer, record, before
+
+
 def _require_mirror(state: State, mirror: str) -> None:
     state.require_readable(mirror)
     if state.mirror(mirror) is None:
@@ -372,66 +406,6 @@ def _may_write_ms(found: EngineRecord | None) -> int:
     return found.settle_ms if found.state is EngineState.RELEASED else max(found.ttl_ms, found.settle_ms)
 
 
-def _is_of(found: EngineRecord, process: EngineIdentity) -> bool:
-    named = (found.host, found.boot_id, found.pid, found.pid_start_time)
-    return named == (process.host, process.boot_id, process.pid, process.pid_start_time)
-
-
-def _is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
-    # certain, without waiting for heartbeats; lanes of a dead driver may still run
-    if found.state is EngineState.RELEASED:
-        return True
-    if (found.host, found.boot_id) != (observer.host, observer.boot_id) or not found.boot_id:
-        return False
-    try:
-        os.kill(found.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass  # another user's process, which /proc may hide
-    started = _start_time(found.pid)
-    return started is not None and started != found.pid_start_time
-
-
-def _require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float) -> None:
-    # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock
-    watch = Deadline(_WATCH_S)
-    while not watch.passed:
-        time.sleep(_POLL_S)
-        seen = store.read(timeout).engine(found.mirror)
-        if seen is None or seen.state is EngineState.RELEASED:
-            return
-        if seen != found:
-            raise _in_charge(seen)
-    if _now_ms() - found.last_seen_ms < found.ttl_ms:
-        raise _in_charge(found)
-
-
-def has_ended(found: EngineRecord) -> bool | None:
-    """Return whether an engine has ended: it recorded that, or its process is gone; None for a process elsewhere."""
-    here = EngineIdentity.of_this_process()
-    if _is_over(found, here):
-        return True
-    return False if found.boot_id and (found.host, found.boot_id) == (here.host, here.boot_id) else None
-
-
-def _process_of(found: EngineRecord) -> str:
-    spark = f", Spark application {found.application_id}" if found.application_id else ""
-    return f"process {found.pid} on {found.host}{spark}"
-
-
-def _in_charge(found: EngineRecord) -> RefusedError:
-    age = (_now_ms() - found.last_seen_ms) / 1000
-    since = f"in charge of mirror {found.mirror!r}: {_process_of(found)}, since {at_time(found.since_ms)}"
-    if found.held_by_command:
-        return FencedByCommandError(f"a command is {since}", "try again when it has ended", Reason.FENCED)
-    return RefusedError(
-        f"an engine is {since}, last heartbeat {max(age, 0.0):.1f} s ago",
-        "wait for it to end with --standby, or replace it with --take-over",
-        Reason.FENCED,
-    )
-
-
 def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
     lost = f"this engine is no longer in charge of mirror {mirror!r}:"
     if found is None:
@@ -440,28 +414,6 @@ def _lost(mirror: str, found: EngineRecord | None) -> RefusedError:
     when = f"took over at {at_time(found.since_ms)}"
     if found.held_by_command:
         hint = "`kmirror list` shows whether an engine copies it"
-        return FencedByCommandError(f"{lost} a command, {_process_of(found)}, {when}", hint, Reason.FENCED)
+        return FencedByCommandError(f"{lost} a command, {process_of(found)}, {when}", hint, Reason.FENCED)
     hint = "no action is needed if that was intended; `kmirror list` shows the engine in charge"
-    return RefusedError(f"{lost} {_process_of(found)} {when}", hint, Reason.FENCED)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _boot_id() -> str:
-    # a pid means nothing outside its pid namespace
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_time(pid: int) -> int | None:
-    # ticks since boot, field 22 of proc(5); _ENDED for a zombie; None if /proc does not have it
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return _ENDED if state in "ZX" else int(rest[18])
+    return RefusedError(f"{lost} {process_of(found)} {when}", hint, Reason.FENCED)

@@ -7,8 +7,8 @@ that it fences reads and decides again.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
+from kmirror.cluster.topics.leaders import NoLeaderError
 from kmirror.errors import KmirrorError
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
@@ -25,18 +25,27 @@ class KeptLock:
 
     def __init__(self, store: StateStore, mirror: str) -> None:
         self._writer = StateWriter(store, "operator", mirror)
-        self._deadline = Deadline(DEFAULT_TIMEOUT_S)
+        self._deadline, self._leaders = Deadline(DEFAULT_TIMEOUT_S), store.found
         self._thread = threading.get_ident()
+        #: Why it is of no use to try again.
+        self._no_leader: NoLeaderError | None = None
         self._opening = threading.Thread(target=self._open, name="kmirror-lock", daemon=True)
         self._opening.start()
 
     def _open(self) -> None:
-        with suppress(KmirrorError):  # whoever needs the lock tries again, and is told
-            self._writer.open(self._deadline)
+        try:
+            self._writer.open(self._deadline, self._leaders)
+        except NoLeaderError as error:
+            self._no_leader = error
+        except KmirrorError:
+            pass  # whoever needs the lock tries again, and is told
 
     def writer(self) -> StateWriter:
-        """Return the writer, which is open if the lock was granted."""
+        """Return the writer, which is open if the lock was granted. Raises NoLeaderError."""
         self._opening.join()
+        error, self._no_leader = self._no_leader, None
+        if error is not None:
+            raise error
         return self._writer
 
     def lender(self, other: StateWriter) -> StateWriter | None:
@@ -48,7 +57,8 @@ class KeptLock:
     def close(self) -> None:
         """Give it up."""
         self._deadline.end()
-        self.writer().close()
+        self._opening.join()
+        self._writer.close()
 
 
 def take_lock_ahead(store: StateStore, mirror: str) -> None:

@@ -31,7 +31,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.rights_records import RightsRecord
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, load, parse, read
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Rows, dump, load, parse, read
 from kmirror.state.workflow_records import WorkflowRecord
 
 Record = (
@@ -72,7 +72,7 @@ def encode(record: Record) -> tuple[bytes, bytes]:
     key = record.key
     value: dict[str, Any] = {"v": SCHEMA_VERSION}
     if isinstance(record, ProgressRecord | LaneRowsRecord):
-        value["columns"] = ProgressRow._fields
+        value["columns"] = ProgressRow._fields if record.rows else ()
     elif isinstance(record, LaneChangeRecord):
         value["columns"] = COLUMNS
     value |= _fields_of(record, skip=len(key) - 1)  # the first fields are in the key
@@ -112,8 +112,7 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
     try:
         stored = parse(value)
         if rows := _ROWS.get(str(names[0])):
-            columns = stored.pop("columns")
-            stored[rows] = [dict(zip(columns, row, strict=True)) for row in stored[rows]]
+            stored[rows] = Rows(stored.pop("columns"), stored[rows])
         record: Record = read(kind, stored, names[1:])
         if record.key != names:
             raise ValueError(f"its key has {len(names)} parts")

@@ -1,7 +1,6 @@
 """The records of `__kmirror_state` about mirrors, their topics, partitions and lanes, and engines.
 
 `record_kinds` has all kinds of records, and how they are stored. Unknown fields of a newer kmirror are kept in `extra`.
-
 Pure and light: lanes import this module in Spark workers.
 """
 
@@ -78,6 +77,13 @@ class Lacking(NamedTuple):
     message: str
 
 
+class NotAdded(NamedTuple):
+    """Source topics that a mirror's filters select and that could not be added: how many, and of the first ones why."""
+
+    topics: int
+    why: Mapping[str, str]
+
+
 class Incarnation(NamedTuple):
     """The plan's generation and Spark's attempt, which distinguish one run of a lane from earlier ones."""
 
@@ -117,7 +123,7 @@ class Rebuild:
     """The progress of a topic's rebuild, so that the next engine can continue it.
 
     `ranges` are the offsets to archive, by partition, end exclusive; None before they are known. `groups` are the
-    offsets that consumer groups had committed, by partition.
+    offsets that consumer groups had committed, by partition. `trouble` is why the last attempt failed, if it did.
     """
 
     reason: Reason
@@ -126,7 +132,13 @@ class Rebuild:
     since_ms: int
     ranges: Mapping[int, tuple[tuple[int, int], ...]] | None = None
     groups: Mapping[str, Mapping[int, int]] | None = None
+    trouble: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kept_in(self) -> str | None:
+        """The archive that gets the topic's records; None if there are none to archive: it is not created."""
+        return self.archive if any(low < high for own in (self.ranges or {}).values() for low, high in own) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +148,8 @@ class TopicRecord:
     `partitions` counts the mirrored ones: it grows before a lane copies a record of a partition that the source added.
     `deferred` are the source's settings that the destination topic gets when mirroring stops; `inherited` are those
     that the source takes from its brokers. `settings` are those that kmirror set; `settled` what the destination takes
-    instead of those that kmirror would set, None for those that are left alone. `first_offsets` keeps, by partition,
-    where an unfinished `add` decided to begin, so that it is finished with the same offsets after an interruption;
-    afterwards the partitions' records have them. `recoveries` are the last requests, by partition.
+    instead of those that kmirror would set, None for those that are left alone. `first_offsets` is where an unfinished
+    `add` decided to begin, until the partitions' records have that; `recoveries` are the last requests, by partition.
     """
 
     mirror: str
@@ -202,9 +213,9 @@ class Guard:
 class AtStop:
     """What was known of a partition when its mirroring stopped, at `time_ms`; unknown numbers are None.
 
-    The source ended at `source_offset` at `source_as_of_ms`. From the last mirrored offset to `log_end` the log holds
-    records that are not the source's: `foreign_records`, or more where `foreign_is_complete` is false. A partition that
-    is `source_only` never existed here; its log at the source began at `source_log_start`.
+    The source ended at `source_offset` at `source_as_of_ms`; `source_went_back` if the copy was longer before. From the
+    last mirrored offset to `log_end` are `foreign_records`, or more where `foreign_is_complete` is false. A partition
+    that is `source_only` never existed here; its log at the source began at `source_log_start`.
     """
 
     time_ms: int
@@ -229,6 +240,7 @@ class AtStop:
     foreign_is_complete: bool = True
     #: True if the source itself answered during the stop, False if a lane had seen its end before; None: not recorded.
     source_answered: bool | None = None
+    source_went_back: bool | None = None
     source_only: bool | None = None
     source_log_start: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -434,7 +446,7 @@ class EngineRecord:
     `pid_start_time` is in clock ticks since boot; with `boot_id` it distinguishes a process from a later one with the
     same pid. `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of earlier
     engines may, and replaced runs of its own lanes. The last fields are the engine's own findings: which lanes have not
-    reported for long, why the source does not answer, which topics lack partitions.
+    reported for long, why the source does not answer, which topics lack partitions, which broker throttles it.
     """
 
     mirror: str
@@ -466,8 +478,11 @@ class EngineRecord:
     first_topics: tuple[str, ...] | None = None
     #: By lane, the host and executor that run it, as far as Spark's driver knows; None: all run in the driver.
     places: Mapping[int, str] | None = None
-    #: The mirror topics that lack partitions of their sources; None: none does.
+    #: The mirror topics that lack partitions of their sources, and the source topics that could not be added.
     lacking: Mapping[str, Lacking] | None = None
+    not_added: NotAdded | None = None
+    #: The destination's broker that lately made it wait for long, as a client quota is used up; None: none did.
+    throttled_by: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -10,10 +10,10 @@ the report. A page of another run does not count: its partitions have no report 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, RefusedError, UsageError
@@ -36,19 +36,9 @@ from kmirror.state.rights_records import RightsRecord
 from kmirror.state.workflow_records import WorkflowRecord
 
 T = TypeVar("T")
-StoredRecord = TypeVar(
-    "StoredRecord",
-    MirrorRecord,
-    TopicRecord,
-    PartitionRecord,
-    ProgressRecord,
-    EngineRecord,
-    RightsRecord,
-    GroupRecord,
-    GroupsRecord,
-    WorkflowRecord,
-    HistoryRecord,
-)
+
+#: What is written again and again while mirrors are copied.
+Report = EngineRecord | ProgressRecord | LaneRowsRecord | GroupsRecord | HistoryRecord
 
 
 def unreadable_error(record: Unknown) -> RefusedError:
@@ -91,92 +81,52 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All records by key, and in `unknown` those that this version cannot read; build it with `State.of`."""
+    """All records by key, and in `unknown` what this version cannot read; build it with `State.of`."""
 
     records: Mapping[Key, Record] = field(default_factory=dict)
     unknown: tuple[Unknown, ...] = ()
-    _topics: Mapping[str, tuple[TopicRecord, ...]] = field(default_factory=dict, repr=False)
-    _partitions: Mapping[tuple[str, str], tuple[PartitionRecord, ...]] = field(default_factory=dict, repr=False)
-    _progress: Mapping[str, tuple[ProgressRecord, ...]] = field(default_factory=dict, repr=False)
-    _pages: Mapping[tuple[str, int], Mapping[int, LaneRowsRecord]] = field(default_factory=dict, repr=False)
-    _groups: Mapping[str, tuple[GroupRecord, ...]] = field(default_factory=dict, repr=False)
-    _history: Mapping[str, tuple[HistoryRecord, ...]] = field(default_factory=dict, repr=False)
+    #: The records whose keys differ only in the last name, in its order, by the rest of the key.
+    _listed: Mapping[Key, tuple[Record, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, records: Iterable[Record | Unknown]) -> State:
         """Index these records; each key must occur once."""
         known: dict[Key, Record] = {}
         unknown: list[Unknown] = []
-        topics: defaultdict[str, list[TopicRecord]] = defaultdict(list)
-        partitions: defaultdict[tuple[str, str], list[PartitionRecord]] = defaultdict(list)
-        progress: defaultdict[str, list[ProgressRecord]] = defaultdict(list)
-        pages: defaultdict[tuple[str, int], dict[int, LaneRowsRecord]] = defaultdict(dict)
-        groups: defaultdict[str, list[GroupRecord]] = defaultdict(list)
-        history: defaultdict[str, list[HistoryRecord]] = defaultdict(list)
         for record in map(checked, records):
-            match record:
-                case Unknown():
-                    unknown.append(record)
-                    continue
-                case TopicRecord():
-                    topics[record.mirror].append(record)
-                case PartitionRecord():
-                    partitions[record.mirror, record.topic].append(record)
-                case ProgressRecord():
-                    progress[record.mirror].append(record)
-                case LaneRowsRecord():
-                    pages[record.mirror, record.lane][record.page] = record
-                case GroupRecord():
-                    groups[record.mirror].append(record)
-                case HistoryRecord():
-                    history[record.mirror].append(record)
-            known[record.key] = record
-        return cls(
-            known,
-            tuple(unknown),
-            {mirror: tuple(sorted(found, key=lambda topic: topic.topic)) for mirror, found in topics.items()},
-            {names: tuple(sorted(found, key=lambda one: one.partition)) for names, found in partitions.items()},
-            {mirror: tuple(sorted(found, key=lambda lane: lane.lane)) for mirror, found in progress.items()},
-            pages,
-            {mirror: tuple(sorted(found, key=lambda group: group.group)) for mirror, found in groups.items()},
-            {mirror: tuple(sorted(found, key=lambda hour: hour.hour)) for mirror, found in history.items()},
-        )
+            if isinstance(record, Unknown):
+                unknown.append(record)
+            else:
+                known[record.key] = record
+        return cls(known, tuple(unknown), _listed(known))
 
     def after(self, changes: Changes) -> State:
         """Return the state that these changes lead to."""
         records = {**self.records, **{record.key: record for record in changes.records}}
         return State.of([*(one for key, one in records.items() if key not in changes.tombstones), *self.unknown])
 
-    def with_reports(self, reports: Iterable[EngineRecord | ProgressRecord | LaneRowsRecord]) -> State:
+    def with_reports(self, reports: Iterable[Report]) -> State:
         """Return the state with these new reports of engines and lanes, without indexing all records again."""
-        records, progress, pages = dict(self.records), dict(self._progress), dict(self._pages)
-        for record in reports:
-            records[record.key] = record
-            match record:
-                case ProgressRecord():
-                    others = (one for one in progress.get(record.mirror, ()) if one.lane != record.lane)
-                    progress[record.mirror] = tuple(sorted((*others, record), key=lambda lane: lane.lane))
-                case LaneRowsRecord():
-                    key = record.mirror, record.lane
-                    pages[key] = {**pages.get(key, {}), record.page: record}
-        return replace(self, records=records, _progress=progress, _pages=pages)
+        new: dict[Key, Record] = {record.key: record for record in reports}
+        lists = {key[:-1] for key in new}
+        changed = {record.key: record for name in lists for record in self._listed.get(name, ())} | new
+        return replace(self, records={**self.records, **new}, _listed={**self._listed, **_listed(changed)})
 
     @property
     def mirrors(self) -> tuple[MirrorRecord, ...]:
-        found = [record for record in self.records.values() if isinstance(record, MirrorRecord)]
-        return tuple(sorted(found, key=lambda mirror: mirror.name))
+        return self._all(MirrorRecord, ("mirror",))
 
     def mirror(self, name: str) -> MirrorRecord | None:
         return self._get(MirrorRecord, ("mirror", name))
 
     def topics(self, mirror: str) -> tuple[TopicRecord, ...]:
-        return self._topics.get(mirror, ())
+        return self._all(TopicRecord, ("topic", mirror))
 
     def topic(self, mirror: str, topic: str) -> TopicRecord | None:
         return self._get(TopicRecord, ("topic", mirror, topic))
 
     def partitions(self, mirror: str, topic: str) -> tuple[PartitionRecord, ...]:
-        return self._partitions.get((mirror, topic), ())
+        return self._all(PartitionRecord, ("partition", mirror, topic))
 
     def partition(self, mirror: str, topic: str, partition: int) -> PartitionRecord | None:
         return self._get(PartitionRecord, ("partition", mirror, topic, partition))
@@ -190,11 +140,13 @@ class State:
 
     def lanes(self, mirror: str) -> tuple[tuple[ProgressRecord, Mapping[int, LaneRowsRecord]], ...]:
         """Return the last report of each lane as it is stored, and the pages of the lane."""
-        reports = self._progress.get(mirror, ())
-        return tuple((report, self._pages.get((mirror, report.lane), {})) for report in reports)
+        return tuple(
+            (report, {page.page: page for page in self._all(LaneRowsRecord, ("rows", mirror, report.lane))})
+            for report in self._all(ProgressRecord, ("progress", mirror))
+        )
 
     def groups(self, mirror: str) -> tuple[GroupRecord, ...]:
-        return self._groups.get(mirror, ())
+        return self._all(GroupRecord, ("group", mirror))
 
     def group(self, mirror: str, group: str) -> GroupRecord | None:
         return self._get(GroupRecord, ("group", mirror, group))
@@ -203,7 +155,7 @@ class State:
         return self._get(GroupsRecord, ("groups", mirror))
 
     def history(self, mirror: str) -> tuple[HistoryRecord, ...]:
-        return self._history.get(mirror, ())
+        return self._all(HistoryRecord, ("history", mirror))
 
     def workflow(self, mirror: str, name: str) -> WorkflowRecord | None:
         return self._get(WorkflowRecord, ("workflow", mirror, name))
@@ -234,21 +186,38 @@ class State:
         for record in self.unreadable(mirror):
             raise unreadable_error(record)
 
-    def _get(self, kind: type[StoredRecord], key: Key) -> StoredRecord | None:
+    def _get(self, kind: type[T], key: Key) -> T | None:
         found = self.records.get(key)
         return found if isinstance(found, kind) else None
+
+    def _all(self, _: type[T], names: Key) -> tuple[T, ...]:
+        # the first name of a key decides the class of its record
+        return cast("tuple[T, ...]", self._listed.get(names, ()))
+
+
+def _listed(records: Mapping[Key, Record]) -> dict[Key, tuple[Record, ...]]:
+    """Return records whose keys differ only in the last name, in its order, by the rest of the key."""
+    found: defaultdict[Key, list[Key]] = defaultdict(list)
+    for key in records:
+        found[key[:-1]].append(key)
+    return {names: tuple(records[key] for key in sorted(keys)) for names, keys in found.items()}
 
 
 def joined(report: ProgressRecord, pages: Mapping[int, LaneRowsRecord]) -> ProgressRecord:
     """Return a report with the rows of its pages; `pages` are those of its lane, of any run."""
     if not report.pages:
         return report
-    rows: dict[TopicPartition, ProgressRow] = {}
-    for index in range(report.pages):
+    rows = by_partition(row for found in reversed([*rows_of(report, pages)]) for row in found)
+    return replace(report, rows=tuple(rows.values()))
+
+
+def rows_of(report: ProgressRecord, pages: Mapping[int, LaneRowsRecord]) -> Iterator[tuple[ProgressRow, ...]]:
+    """Yield the rows of a report and of its pages; of a partition the first one counts."""
+    yield report.rows
+    for index in reversed(range(report.pages)):
         page = pages.get(index)
         if page is not None and page.run == report.run:
-            rows |= by_partition(page.rows)
-    return replace(report, rows=tuple((rows | by_partition(report.rows)).values()))
+            yield page.rows
 
 
 def by_partition(rows: Iterable[ProgressRow]) -> dict[TopicPartition, ProgressRow]:

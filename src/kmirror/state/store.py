@@ -3,7 +3,7 @@
 A read goes up to the high watermark at its start, not to the last stable offset: a transaction whose commit was
 acknowledged may still lack its marker, and one left open by a dead process hides everything after it. So
 `read_complete` waits until every transaction before its start has ended (brokers abort an abandoned one after
-`transaction.timeout.ms`, checked every 10 s); `read` waits for that only briefly.
+`transaction.timeout.ms`, checked every 10 s); `read` waits for that as long as its caller wants to.
 
 A store keeps what it has read and fetches only newer records. What is missing is never taken for nothing: a log that
 does not begin at 0, or that is empty although there are events, has lost records, and its reader is told so.
@@ -23,32 +23,29 @@ from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.protocol.topic_configs import TopicSettings
-from kmirror.cluster.rights.acl_commands import alter_topic
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
+from kmirror.cluster.topics.leaders import NoLeaderError, require_leaders
 from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.state.event_records import Event, EventPage, decode_event
 from kmirror.state.internal_topics import (
+    EVENTS_TOPIC,
     EVENTS_TOPIC_SETTINGS,
+    STATE_TOPIC,
     STATE_TOPIC_SETTINGS,
     all_lost,
     beginning_lost,
+    hidden_note,
     lacking_grant,
+    losing_policy,
 )
 from kmirror.state.record_kinds import Removed, Unknown, decode
-from kmirror.state.records import EngineRecord, LaneRowsRecord, ProgressRecord
-from kmirror.state.snapshot import State
-from kmirror.state.waiting import SLOW_HINT, STEP_S, Deadline, boottime, refused, unreachable
-
-STATE_TOPIC = "__kmirror_state"
-EVENTS_TOPIC = "__kmirror_events"
+from kmirror.state.snapshot import Report, State
+from kmirror.state.waiting import BRIEFLY_S, STEP_S, Deadline, boottime, refused, slow_hint, unreachable
 
 DEFAULT_TIMEOUT_S = 30.0
-#: How long `read` waits for open transactions before it returns without what they hide.
-_OPEN_TRANSACTION_WAIT_S = 1.0
 #: Brokers delete tombstones after delete.retention.ms (a day by default): older content is read again.
 _FORGET_AFTER_S = 3600.0
 #: How long the log end may be below what was read before that counts as lost.
@@ -59,8 +56,9 @@ _FIRST_WRITE_S = 1.0
 _AT_LEADER_S = 0.2
 #: How the keys of lanes' reports and of their pages begin.
 _REPORTS = (b'["progress",', b'["rows",')
-#: The least time for a request that is sent before the deadline.
-_LEAST_S = 0.2
+#: How long brokers that do not answer are waited for where the others know no topic: a cluster drops dead ones by then.
+_DROPPED_S = 10.0
+_LEAST_S = 0.2  # for a request that is sent before the deadline
 
 Answer = TypeVar("Answer")
 
@@ -74,14 +72,17 @@ class _Blocked(Exception):  # noqa: N818 - not a failure: what is committed has 
 class StateStore:
     """Read the state stored on a destination cluster; safe to share between threads, unless it is given a `client`."""
 
-    def __init__(self, config: ClientConfig, client: ClusterClient | None = None) -> None:
+    def __init__(
+        self, config: ClientConfig, client: ClusterClient | None = None, known: ClusterMetadata | None = None
+    ) -> None:
         #: Set at the first answer of any broker: after it, brokers that do not answer may be restarting.
         self.has_answered = False
         self._lock = threading.RLock()
         self._client = client or ClusterClient(config)
+        #: The internal topics and their leaders, as whoever opened the client found them.
+        self.found = known
         #: By mirror: locks that the command keeps between its transactions (`state.lock`).
         self.kept: dict[str, Any] = {}
-        self._logs: dict[str, CommittedReader] = {}
         #: What came with the end of a topic, until it is used.
         self._looks: dict[str, Look] = {}
         self._raw: dict[bytes, bytes] = {}
@@ -91,11 +92,16 @@ class StateStore:
         self._position = 0
         #: The id of the topic that was read; None before the first read.
         self._topic_id: str | None = None
+        #: The offset of the open transaction that hid something from the last `read`.
+        self.hidden_from: int | None = None
+        #: The offset of the last one that a `read` met, and when that began: it is not waited for again.
+        self._blocked = -1, 0.0
         #: Since when the log end is below what was already read.
         self._hidden_since: float | None = None
-        self._read_at = boottime()
-        self._state = State()
-        self._seen: set[str] = set()
+        self._read_at, self._state = boottime(), State()
+        #: The topics that exist. Leaders that were just asked for are not looked up first.
+        self._seen = set(_counts(known))
+        self._logs = {topic: CommittedReader(self._client, TopicPartition(topic, 0), known) for topic in self._seen}
         self._shape_checked = False
 
     @property
@@ -110,24 +116,31 @@ class StateStore:
 
     def no_answer(self, what: str) -> UnreachableError:
         """Return the error for a missing answer."""
-        return unreachable(what, hint=SLOW_HINT if self.has_answered else None)
+        return unreachable(what, hint=slow_hint(self.login) if self.has_answered else None)
 
     def grant(self, code: int) -> str:
         """Return the command that grants the missing right after kmirror's own topic or id was refused with `code`."""
         return lacking_grant(code).line(self._client.config)
 
-    def read(self, timeout: float = DEFAULT_TIMEOUT_S) -> State:
-        """Return the committed state, without what transactions that stay open for a second may hide.
+    def read(self, timeout: float = DEFAULT_TIMEOUT_S, patience: float = BRIEFLY_S) -> State:
+        """Return the committed state, without what transactions that stay open for `patience` seconds may hide.
 
-        The State is empty if kmirror has never written to the destination. Raises UnreachableError.
+        Then `hidden_from` is set. The State is empty if kmirror has never written here. Raises UnreachableError.
         """
         with self._lock:
-            deadline = Deadline(timeout)
-            try:
-                return self._read(deadline, Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout)))
-            except _Blocked:
-                _logger.info("%s has an unfinished transaction at offset %d", STATE_TOPIC, self._position)
-                return self._state
+            self.hidden_from, deadline, began = None, Deadline(timeout), boottime()
+            while True:
+                known, since = self._blocked
+                left = patience - (boottime() - since if known == self._position else 0.0)
+                try:
+                    return self._read(deadline, Deadline(min(left, deadline.remaining)))
+                except _Blocked:
+                    if known == self._position or deadline.passed:
+                        break
+                    self._blocked = self._position, began
+            self.hidden_from = self._position
+            _logger.info(hidden_note(self._position))
+            return self._state
 
     def read_complete(self, deadline: Deadline) -> State:
         """Return everything committed before this call; raise TimedOutError if an open transaction hides it."""
@@ -168,11 +181,9 @@ class StateStore:
                 since = None if since_ms is None else max(0, since_ms - 3_600_000)
                 position = 0 if since is None else self._offset_at(EVENTS_TOPIC, since, deadline)
             found: list[Event] = []
-            transactions_deadline = Deadline(min(_OPEN_TRANSACTION_WAIT_S, timeout))
+            patience = Deadline(min(BRIEFLY_S, timeout))
             try:
-                for next_offset, message in self._messages(
-                    EVENTS_TOPIC, position, end, transactions_deadline, deadline
-                ):
+                for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
                     position = next_offset
                     if message is None:
                         continue
@@ -203,19 +214,15 @@ class StateStore:
                 return
             deadline = Deadline(timeout)
             wanted = {STATE_TOPIC: STATE_TOPIC_SETTINGS, EVENTS_TOPIC: EVENTS_TOPIC_SETTINGS}
-            described = self._ask(
-                lambda seconds: self._client.metadata(wanted, timeout=seconds), "describing kmirror's topics", deadline
-            ).topics
-            counts = {topic: 0 if one.error_code else len(one.partitions) for topic, one in described.items()}
-            found = {}
+            if wanted.keys() - (known := _counts(self.found)).keys():
+                what = "describing kmirror's topics"
+                known = _counts(self._ask(lambda s: self._client.metadata(wanted, timeout=s), what, deadline))
+            counts = {}
             for topic, settings in wanted.items():
-                if (
-                    counts.get(topic)
-                    or self._exists(topic, deadline)
-                    or not self._create(topic, settings, replication_factor, deadline)
-                ):
-                    found[topic] = counts.get(topic) or self._partitions_of(topic, deadline)
-            self._require_shapes(found, deadline)
+                is_there = known.get(topic) or self._exists(topic, deadline)
+                if is_there or not self._create(topic, settings, replication_factor, deadline):
+                    counts[topic] = known.get(topic) or self._partitions_of(topic, deadline)
+            self._require_shapes(counts, deadline)
             self._shape_checked = True
 
     def close(self) -> None:
@@ -226,7 +233,7 @@ class StateStore:
             self.kept.clear()
             self._client.close()
 
-    def _read(self, deadline: Deadline, transactions_deadline: Deadline) -> State:
+    def _read(self, deadline: Deadline, patience: Deadline) -> State:
         if boottime() - self._read_at > _FORGET_AFTER_S:
             self._start_over()
         end, topic_id = self._end(STATE_TOPIC, deadline, self._position)
@@ -235,7 +242,7 @@ class StateStore:
             self._hidden_since = self._hidden_since or boottime()
             if boottime() - self._hidden_since > _ASSUMED_LOST_S:
                 break
-            if transactions_deadline.passed:
+            if patience.passed:
                 raise _Blocked
             time.sleep(STEP_S)
             end, topic_id = self._end(STATE_TOPIC, deadline, self._position)
@@ -250,9 +257,7 @@ class StateStore:
         changed: set[bytes] = set()
         try:
             if end is not None and end > self._position:
-                for position, message in self._messages(
-                    STATE_TOPIC, self._position, end, transactions_deadline, deadline
-                ):
+                for position, message in self._messages(STATE_TOPIC, self._position, end, patience, deadline):
                     self._position = position
                     if message is None or message.key is None:
                         continue
@@ -297,7 +302,7 @@ class StateStore:
         changed -= self._not_decoded
         if not changed:
             return
-        reports: list[EngineRecord | ProgressRecord | LaneRowsRecord] = []
+        reports: list[Report] = []
         for key in changed:
             value, before = self._raw.get(key), self._decoded.get(key)
             record = None if value is None else decode(key, value)
@@ -305,15 +310,14 @@ class StateStore:
                 self._decoded.pop(key, None)
             else:
                 self._decoded[key] = record
-            if isinstance(record, EngineRecord | ProgressRecord | LaneRowsRecord) and not isinstance(before, Unknown):
+            if isinstance(record, Report) and not isinstance(before, Unknown):
                 reports.append(record)
         only_reports = len(reports) == len(changed)
         self._state = self._state.with_reports(reports) if only_reports else State.of(self._decoded.values())
 
     def _start_over(self) -> None:
         self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
-        self._not_decoded = set()
-        self._topic_id = None
+        self._not_decoded, self._topic_id = set(), None
 
     def _messages(
         self, topic: str, start: int, end: int, transactions_deadline: Deadline, deadline: Deadline
@@ -323,9 +327,8 @@ class StateStore:
         The last stable offset may be below `end`: raises _Blocked if it still is when `transactions_deadline` passes,
         and UnreachableError if the end is not reached by `deadline`.
         """
-        look, part = self._looks.pop(topic, None), None
-        if look is not None and look.offset == start:
-            part = look.part
+        look = self._looks.pop(topic, None)
+        part = look.part if look is not None and look.offset == start else None
         position, at_stable_end = start, False
         while position < end:
             if part is not None:
@@ -388,33 +391,37 @@ class StateStore:
         # once the topic was seen, a broker that does not know it yet does not mean that it is missing
         if topic not in self._seen and not self._exists(topic, deadline):
             return OffsetAnswer(0, None, -1), None
-        partition = TopicPartition(topic, 0)
-        what = f"looking up the end of {topic}"
+        partition, what = TopicPartition(topic, 0), f"looking up the end of {topic}"
 
         def ask(seconds: float) -> tuple[OffsetAnswer, str | None]:
-            metadata = self._client.metadata([topic], timeout=seconds)
-            found = self._client.list_offsets({partition: timestamp}, metadata=metadata, timeout=seconds)
+            metadata = require_leaders(self._client, [topic], self._client.metadata([topic], timeout=seconds), seconds)
             described = metadata.topics.get(topic)
+            if described and described.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._topic_id is None:
+                # nothing was read yet: it is missing, as for whoever comes now
+                self._seen.discard(topic)
+                return OffsetAnswer(0, None, -1), None
+            found = self._client.list_offsets({partition: timestamp}, metadata=metadata, timeout=seconds)
             return found[partition], None if described is None else described.printed_topic_id
 
         answer, topic_id = self._ask(ask, what, deadline)
         if answer.error_code in LEADER_MOVED:
-            raise unreachable(f"{topic} has no leader: {code_name(answer.error_code)}")
+            why = self._client.unanswered.get(partition) if answer.error_code == Code.BROKER_NOT_AVAILABLE else None
+            raise unreachable(f"{what}: {why}" if why else f"{topic} has no leader: {code_name(answer.error_code)}")
         self._require(answer.error_code, what)
         return answer, topic_id
 
     def _ask(self, request: Callable[[float], Answer], what: str, deadline: Deadline) -> Answer:
         """Send a request; retry while the brokers cannot be reached, if they were reached before."""
-        attempt = 0
+        attempt = -1
         while True:
             try:
                 answer = request(max(_LEAST_S, deadline.remaining))
             except (UnreachableError, OutcomeUnknown) as error:
                 reason = error.reason if isinstance(error, UnreachableError) else None
+                hint = error.hint if isinstance(error, NoLeaderError) else None
                 if reason is not None or not self.has_answered or deadline.passed:
-                    raise unreachable(f"{what}: {error}", reason) from error
-                self._client.pause(attempt)
-                attempt += 1
+                    raise unreachable(f"{what}: {error}", reason, hint) from error
+                self._client.pause(attempt := attempt + 1)
             except BrokerError as error:
                 self._require(error.code, what, error.detail)
                 raise
@@ -431,7 +438,7 @@ class StateStore:
 
     def _described(self, topic: str, deadline: Deadline) -> ClusterMetadata | None:
         # None if there is no such topic
-        what = f"describing topic {topic}"
+        what, patience, attempt = f"describing topic {topic}", Deadline(min(_DROPPED_S, deadline.remaining)), 0
         while True:
             described = self._ask(lambda seconds: self._client.metadata([topic], timeout=seconds), what, deadline)
             found = described.topics.get(topic)
@@ -439,9 +446,9 @@ class StateStore:
                 return None
             if found.error_code != Code.BROKER_NOT_AVAILABLE:
                 break
-            if deadline.passed:
+            if patience.passed:
                 raise self.no_answer(f"not all brokers answer, and those that do have no topic {topic}")
-            time.sleep(STEP_S)
+            self._client.pause(attempt := attempt + 1)
         if found.error_code != Code.LEADER_NOT_AVAILABLE:
             self._require(found.error_code, what)
         self._seen.add(topic)
@@ -449,12 +456,9 @@ class StateStore:
 
     def _create(self, topic: str, settings: Mapping[str, str], replication_factor: int, deadline: Deadline) -> bool:
         # False if another client was faster
+        what = f"creating topic {topic}"
         try:
-            self._ask(
-                lambda seconds: create_settled(self._client, topic, 1, replication_factor, settings),
-                f"creating topic {topic}",
-                deadline,
-            )
+            self._ask(lambda _: create_settled(self._client, topic, 1, replication_factor, settings), what, deadline)
         except BrokerError as error:
             if error.code == Code.TOPIC_ALREADY_EXISTS:
                 return False
@@ -473,27 +477,22 @@ class StateStore:
 
     def _require_shapes(self, counts: Mapping[str, int], deadline: Deadline) -> None:
         for topic, count in counts.items():
-            if count != 1:
+            # others that were added to it later do no harm
+            if topic == STATE_TOPIC and count != 1 and not self._offset(topic, LATEST, deadline)[0].offset:
                 raise RefusedError(
                     f"topic {topic} exists with {count} partitions, but kmirror needs one",
-                    f"check its content; if nothing needs it, delete {topic} and start again",
+                    f"its first partition is empty: if nothing needs it, delete {topic} and start again",
                 )
-        found = self._ask(
-            lambda seconds: topic_settings(self._client, counts, ["cleanup.policy"], timeout=seconds),
-            f"reading the settings of topics {' and '.join(counts)}",
-            deadline,
-        )
+        what, keys = f"reading the settings of topics {' and '.join(counts)}", ["cleanup.policy"]
+        found = self._ask(lambda s: topic_settings(self._client, counts, keys, timeout=s), what, deadline)
         for topic in counts:
-            policy = (STATE_TOPIC_SETTINGS if topic == STATE_TOPIC else EVENTS_TOPIC_SETTINGS)["cleanup.policy"]
-            self._require_policy(topic, policy, found[topic])
+            if (settings := found[topic]) == Code.UNKNOWN_TOPIC_OR_PARTITION:
+                raise RefusedError(f"topic {topic} was deleted a moment ago", "if that is right, run the command again")
+            if isinstance(settings, int):
+                self._require(settings, f"reading the settings of topic {topic}")
+            elif error := losing_policy(self._client.config, topic, settings):
+                raise error
 
-    def _require_policy(self, topic: str, cleanup_policy: str, settings: TopicSettings | int) -> None:
-        what = f"reading the settings of topic {topic}"
-        if isinstance(settings, int):
-            raise refused(settings, code_name(settings), what, None, self.grant(settings))
-        found = settings["cleanup.policy"].value
-        if found != cleanup_policy:
-            raise RefusedError(
-                f"topic {topic} has cleanup.policy={found}, which would lose kmirror's state",
-                alter_topic(self._client.config, topic, f"cleanup.policy={cleanup_policy}"),
-            )
+
+def _counts(found: ClusterMetadata | None) -> dict[str, int]:
+    return {name: len(one.partitions) for name, one in found.topics.items() if not one.error_code} if found else {}

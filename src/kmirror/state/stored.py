@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA_VERSION = 1
 
@@ -29,6 +29,13 @@ _MOST_BITS = 127
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
+
+
+class Rows(NamedTuple):
+    """Stored objects of one kind: the names of their fields once, and the values of each."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
 
 
 def dump(value: Any, fields_of: Callable[[Any], dict[str, Any] | list[Any]] | None = None) -> bytes:
@@ -111,6 +118,13 @@ def _integer(value: Any) -> int:
     return value
 
 
+def _integers(value: Any) -> tuple[int, ...]:
+    found: list[int] = _exactly(value, list)
+    if set(map(type, found)) - {int} or max(map(int.bit_length, found), default=0) > _MOST_BITS:
+        raise ValueError(repr(value))
+    return tuple(found)
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -119,8 +133,15 @@ def _shown(value: Any) -> str:
 def _array(arguments: tuple[Any, ...]) -> Reader:
     readers = [_reader(argument) for argument in arguments if argument is not Ellipsis]
     if Ellipsis in arguments:
-        (each,) = readers
-        return lambda value: tuple(each(one) for one in _exactly(value, list))
+        (each,), kind = readers, arguments[0]
+        if kind is int:
+            return _integers
+        has_columns = hasattr(kind, "_make")
+        return lambda value: (
+            _of_columns(kind, value)
+            if has_columns and type(value) is Rows
+            else tuple(each(one) for one in _objects(value))
+        )
     return lambda value: tuple(reader(one) for reader, one in zip(readers, _exactly(value, list), strict=True))
 
 
@@ -139,6 +160,47 @@ def _named_tuple(kind: Any) -> Reader:
         return kind(*(None if one is None else reader(one) for reader, one in given))
 
     return read_it
+
+
+def _objects(value: Any) -> list[Any]:
+    if type(value) is Rows:
+        return [dict(zip(value.columns, row, strict=True)) for row in value.rows]
+    found: list[Any] = _exactly(value, list)
+    return found
+
+
+def _of_columns(kind: Any, stored: Rows) -> tuple[Any, ...]:
+    """Make named tuples from rows, checking each column as a whole: engines report thousands of rows a second."""
+    count = len(stored.rows)
+    if not count:
+        return ()
+    values = dict(zip(stored.columns, zip(*stored.rows, strict=True), strict=True))
+    found = []
+    for name, plain, reader, may_be_none in _columns(kind):
+        column, default = values.get(name, (None,) * count), kind._field_defaults.get(name)
+        types = set(map(type, column))
+        if NoneType in types and not may_be_none:
+            raise ValueError(f"its field {name!r} is None")
+        if types <= {str, NoneType} and plain is None:
+            made = {one: default if one is None else reader(one) for one in set(column)}
+            column = tuple(map(made.__getitem__, column))
+        elif not types <= {plain} and (default is not None or not types <= {plain, NoneType}):
+            column = tuple(default if one is None else reader(one) for one in column)
+        elif plain is int and max(map(int.bit_length, filter(None, column)), default=0) > _MOST_BITS:
+            raise ValueError(f"its field {name!r} has a number that is too large")
+        found.append(column)
+    return tuple(map(kind._make, zip(*found, strict=True)))
+
+
+@cache
+def _columns(kind: Any) -> list[tuple[str, type | None, Reader, bool]]:
+    """Return of each field the name, the type that needs no conversion, the reader, and whether it may be missing."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        (base,) = [one for one in get_args(hint) or (hint,) if one is not NoneType]
+        is_optional = NoneType in get_args(hint) or name in kind._field_defaults
+        found.append((name, base if base in (int, float, str, bool) else None, _reader(base), is_optional))
+    return found
 
 
 @cache

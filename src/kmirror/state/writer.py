@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.producers import describe_producers, transactions_of
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.topics.leaders import NoLeaderError
 from kmirror.cluster.writing.transactional_writer import CommitInDoubtError, FencedError, TransactionalWriter
 from kmirror.errors import (
     BrokerError,
@@ -31,10 +32,12 @@ from kmirror.errors import (
     settled,
 )
 from kmirror.state.event_records import Event, encode_event
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.record_kinds import encode, encode_key
+from kmirror.state.records import EngineRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC, StateStore
-from kmirror.state.waiting import SLOW_HINT, Deadline, refused, unreachable
+from kmirror.state.store import StateStore
+from kmirror.state.waiting import Deadline, refused, slow_hint, unreachable
 
 #: After this, brokers abort a dead writer's transaction, which hides what others write meanwhile.
 _TRANSACTION_TIMEOUT_MS = 10_000
@@ -51,6 +54,8 @@ Decide = Callable[[State], Changes]
 
 #: Called with the events of each transaction that this process has written, in the thread that wrote it: must not wait.
 event_listeners: list[Callable[[Sequence[Event]], None]] = []
+
+STATE_PARTITION = TopicPartition(STATE_TOPIC, 0)
 
 _logger = logging.getLogger(__name__)
 
@@ -83,8 +88,11 @@ class StateWriter:
     def is_open(self) -> bool:
         return self._writer is not None
 
-    def open(self, deadline: Deadline) -> None:
-        """Take over the transactional id; raise UnreachableError if the brokers do not grant it in time."""
+    def open(self, deadline: Deadline, leaders: ClusterMetadata | None = None) -> None:
+        """Take over the transactional id; raise UnreachableError if the brokers do not grant it in time.
+
+        `leaders` are those of the internal topics, if they were just looked up.
+        """
         self.close()
         # the lock that a command keeps has connections: over a distance, opening others takes ten round trips
         kept = self._store.kept.get(self._mirror)
@@ -92,15 +100,24 @@ class StateWriter:
         self.client = (self._lender and self._lender.client) or ClusterClient(self._store.login)
         writer = TransactionalWriter(self.client, self.transactional_id, transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS)
         try:
-            writer.begin([STATE_TOPIC, EVENTS_TOPIC], lambda: deadline.remaining, patiently=self._store.has_answered)
-        except KmirrorError as error:
+            writer.begin(
+                [STATE_TOPIC, EVENTS_TOPIC],
+                lambda: deadline.remaining,
+                patiently=self._store.has_answered,
+                leaders=self._lender.leaders if self._lender is not None else leaders,
+            )
+        except BaseException as error:
             self.close()
-            raise self._known(error, f"taking the transactional id {self.transactional_id}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, KmirrorError) and not isinstance(error, NoLeaderError):
+                raise self._known(error, f"taking the transactional id {self.transactional_id}") from error
             raise
         self._store.has_answered = True
         self._writer, self.has_read = writer, False
+
+    @property
+    def leaders(self) -> ClusterMetadata | None:
+        """The leaders of the internal topics, as the open writer found them."""
+        return None if self._writer is None else self._writer.leaders
 
     def read_complete(self, deadline: Deadline) -> State:
         """Return everything committed before this call, while the writer is open; raises as the store's.
@@ -153,7 +170,7 @@ class StateWriter:
         if self._writer is None:
             raise ValueError("open the writer first")
         records: dict[TopicPartition, list[tuple[bytes, bytes | None]]] = {
-            TopicPartition(STATE_TOPIC, 0): [
+            STATE_PARTITION: [
                 *(encode(record) for record in changes.records),
                 *((encode_key(key), None) for key in changes.tombstones),
             ],
@@ -161,19 +178,33 @@ class StateWriter:
         }
         try:
             self._writer.commit({at: given for at, given in records.items() if given}, lambda: deadline.remaining)
-        except CommitInDoubtError as error:
+        except BaseException as error:
             self.close()
-            raise NotConfirmed(error.place, error.cause, changes.events) from error
-        except FencedError as error:
-            self.close()
-            raise NotConfirmed(None, error.message) from error
-        except KmirrorError as error:
-            self.close()
-            raise self._known(error, f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}") from error
-        except BaseException:
-            self.close()
+            match error:
+                case CommitInDoubtError():
+                    raise NotConfirmed(error.place, error.cause, changes.events) from error
+                case FencedError():
+                    raise NotConfirmed(None, error.message) from error
+                case NoLeaderError():
+                    raise NoLeaderError(f"nothing was written: {error.message}", error.hint, error.reason) from error
+                case KmirrorError():
+                    raise self._known(error, f"writing to {STATE_TOPIC} and {EVENTS_TOPIC}") from error
             raise
         _announce(changes.events)
+
+    def renewal(self, record: EngineRecord) -> memoryview | None:
+        """Return a record as a batch to append outside of a transaction (`lone_batches`); None if it must be in one.
+
+        Unless it is known to be stored, `not_renewed` must follow.
+        """
+        if self._writer is None or not self._writer.can_append_alone:
+            return None
+        return self._writer.batch_alone(STATE_PARTITION, *encode(record))
+
+    def not_renewed(self, trouble: KmirrorError | OutcomeUnknown) -> None:
+        """Close the writer: a renewal is stored by now, or before what is committed next, or never."""
+        _logger.info("%s is to be taken again: %s", self.transactional_id, trouble)
+        self.close()
 
     def close(self) -> None:
         """Close the connections; an unfinished transaction ends by the next `open` or the broker's time-out."""
@@ -186,8 +217,9 @@ class StateWriter:
             detail = error.detail if error.what == what else f"{error.what}: {error.detail or error.name}"
             return refused(error.code, error.name, what, detail, self._store.grant(error.code))
         if isinstance(error, UnreachableError):
-            hint = SLOW_HINT if self._store.has_answered else None
-            return unreachable(f"{what}: {error.message}", error.reason, hint)
+            hint = (error.hint or slow_hint(self._store.login)) if self._store.has_answered else None
+            message = error.message if error.message.startswith(what) else f"{what}: {error.message}"
+            return unreachable(message, error.reason, hint)
         return error
 
 

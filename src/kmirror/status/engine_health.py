@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
+from kmirror.cluster.protocol.quota import throttle_text
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason
 from kmirror.settings.durations import format_duration
@@ -26,7 +28,7 @@ ENGINE_GONE_MS = 60_000
 LANE_SILENCE_MS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EngineHealth:
     """The health of a mirror's engine; `record` is its last one, `reason` why it copies nothing.
 
@@ -41,7 +43,7 @@ class EngineHealth:
     #: What the engine itself knows of its silence.
     silence: str | None = None
 
-    @property
+    @cached_property
     def name(self) -> str | None:
         """Return the engine that is in charge, or may still be; None without one."""
         return self.record.name if self.record is not None and self.reason is not Reason.NO_ENGINE else None
@@ -50,7 +52,7 @@ class EngineHealth:
     def last_seen_ms(self) -> int | None:
         return self.record.last_seen_ms if self.record is not None else None
 
-    @property
+    @cached_property
     def message(self) -> str | None:
         """Return the sentence for the reason, with what to do."""
         if self.reason is None or self.problem is not None:
@@ -64,7 +66,10 @@ class EngineHealth:
                 ahead = ", from a clock that is ahead of this host's: whether it still runs is unknown"
                 return f"the engine cannot be judged: {last}{ahead}; set the clocks, and check {process}"
             take_over = f"`{on_mirror('run', self.mirror)} --take-over` replaces it"
-            return f"the engine does not report: {last}; check {process}, or {take_over}"
+            what = f"the engine does not report: {last}"
+            if self.record.throttled_by is not None:
+                return f"{what}; {throttle_text(self.record.throttled_by)}; if it is not late, check {process}"
+            return f"{what}; check {process}, or {take_over}"
         in_brackets = f" ({last})" if last else ""
         return f"no engine copies mirror {self.mirror}{in_brackets}; `{on_mirror('run', self.mirror)}` starts one"
 
@@ -133,12 +138,15 @@ def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: in
     if not lasting:
         return None
     silent_ms = max(0, now_ms - min(lasting.values()))
-    return Reason.NO_WORKERS, no_workers_text(lasting, silent_ms, engine.master)
+    return Reason.NO_WORKERS, no_workers_text(lasting, silent_ms, engine.master, engine.throttled_by)
 
 
-def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None) -> str:
+def no_workers_text(lanes: Iterable[int], silent_ms: int, master: str | None, throttled_by: str | None) -> str:
     """Return the sentence for lanes that no worker reports on, with what to check."""
     named = ", ".join(map(str, sorted(lanes)))
     where = f"the workers of Spark master {master}" if master else "the Spark workers"
     whose = f"lanes {named}" if "," in named else f"lane {named}"
-    return f"no worker has reported on {whose} for {format_duration(silent_ms // 1000 * 1000)}; check {where}"
+    what = f"no worker has reported on {whose} for {format_duration(silent_ms // 1000 * 1000)}"
+    if throttled_by is not None:
+        return f"{what}; {throttle_text(throttled_by)}; otherwise check {where}"
+    return f"{what}; check {where}"

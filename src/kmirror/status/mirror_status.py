@@ -11,12 +11,12 @@ from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.settings.objectives import Objectives
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import MirrorRecord, NotAdded
 from kmirror.status.engine_health import EngineHealth
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import LIMIT, NO_ENGINE, RATE, PartitionRow, shown_duration
 from kmirror.status.topic_state import SourceTrouble, TopicState
-from kmirror.status.topic_status import TopicStatus, totals
+from kmirror.status.topic_status import TopicStatus, shown_lag, totals
 
 #: A mirror's state is the first of these that one of its topics is in.
 _WORST_FIRST = (
@@ -37,7 +37,7 @@ class MirrorRow:
 
     `topics`, `stopped_topics` of them and `partitions` are counts, `state` sums up the topics' states (None without
     topics), `engine` is in charge or has been silent for less than a minute (None without one), `max_lag` is the
-    largest known lag. `reason` is why nothing is copied.
+    largest known lag, a lower bound if `lag_unknown` partitions have none. `reason` is why nothing is copied.
     """
 
     mirror: str = shown(TEXT, "the mirror", "MIRROR")
@@ -55,7 +55,12 @@ class MirrorRow:
         "STATE",
     )
     engine: str | None = shown(TEXT.null_when(NO_ENGINE), "the engine in charge", "ENGINE")
-    max_lag: int | None = shown(COUNT.null_when("no lag is known"), "the largest lag among its partitions", "MAX-LAG")
+    max_lag: int | None = shown(
+        COUNT.null_when("no lag is known"),
+        "the largest known lag among its partitions",
+        "MAX-LAG",
+        of_row=lambda mirror: shown_lag(mirror.max_lag, mirror.lag_unknown),
+    )
     reason: Reason | None = shown(
         REASON.null_when("all is well"), "the reason of the first partition that is not copied", "REASON", default=None
     )
@@ -86,12 +91,18 @@ class MirrorRow:
         "time until the lag of all its partitions is 0 at the present speed",
         default=None,
     )
+    lag_unknown: int = shown(COUNT, "for how many partitions that are not STOPPED the lag is unknown", default=0)
     stopped_topics: int = shown(
         COUNT, "how many of its topics are STOPPED: promoted, failed over or removed", "STOPPED"
     )
     objectives_within: int = shown(COUNT, "how many of its topics are within their objectives", default=0)
     objectives_breached: int = shown(COUNT, "how many of its topics have breached their objectives", default=0)
     objectives_unknown: int = shown(COUNT, "of how many of its topics that is unknown", default=0)
+    not_added: int | None = shown(
+        COUNT.null_when("no engine copies it"),
+        "how many source topics its filters select that its engine could not add",
+        default=None,
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -113,13 +124,17 @@ KAFKA_MIRRORS: Table[MirrorRow] = Table(
 
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """One mirror with topics of it, sorted by name, out of `topic_count`; `trouble` is what its source has."""
+    """One mirror with topics of it, sorted by name, out of `topic_count`; `trouble` is what its source has.
+
+    `not_added` are the source topics that discovery could not add, each with a sentence.
+    """
 
     record: MirrorRecord
     topics: tuple[TopicStatus, ...]
     topic_count: int
     health: EngineHealth
     trouble: SourceTrouble
+    not_added: NotAdded
 
     @property
     def partitions(self) -> list[PartitionRow]:
@@ -151,6 +166,7 @@ class MirrorStatus:
             state=worst,
             engine=health.name,
             max_lag=max((row.lag for row in rows if row.lag is not None), default=None),
+            lag_unknown=sums.unknown_lags,
             reason=health.reason if health.problem else next(idle, None) or next(reasons, None),
             engine_last_seen_ms=health.last_seen_ms,
             engine_age_ms=health.age_ms,
@@ -161,6 +177,7 @@ class MirrorStatus:
             objectives_within=objectives[ObjectiveState.WITHIN],
             objectives_breached=objectives[ObjectiveState.BREACHED],
             objectives_unknown=objectives[ObjectiveState.UNKNOWN],
+            not_added=self.not_added.topics if health.reason is None else None,
         )
 
 

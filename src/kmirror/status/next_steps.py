@@ -15,7 +15,7 @@ _FAILED_STEPS = {
     Reason.PARTITIONS_DECREASED: _RESET,
     Reason.SOURCE_DIVERGED: _DIVERGED,
     Reason.DESTINATION_WRITTEN: f"stop the client that writes to it; then, {_DIVERGED}",
-    Reason.OFFSET_MISMATCH: f"stop the client that writes to it; then, {_DIVERGED}",
+    Reason.OFFSET_MISMATCH: f"stop the client that writes to it or changes its settings; then, {_DIVERGED}",
     Reason.SOURCE_TOPIC_DELETED: (
         "the mirror topic is kept as it is; a running engine resumes within 5 minutes after it is back, or"
         " immediately with: {recover}"

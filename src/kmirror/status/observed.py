@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.errors import KmirrorError
 from kmirror.state.records import ProgressRecord, ProgressRow, TopicRecord
-from kmirror.state.snapshot import State
+from kmirror.state.snapshot import State, rows_of
 
 #: How far a producer's clock may be ahead of ours; the timestamp of a later record says nothing of its arrival.
 CLOCK_SKEW_MS = 60_000
@@ -24,8 +25,8 @@ Offsets = Mapping[TopicPartition, int]
 class ClusterSnapshot:
     """What one cluster returned at `time_ms`, or the `trouble` with it.
 
-    A partition missing from a mapping has no leader now, or may not be described. `last_stable_offset` and
-    `high_watermark` are read from sources, `log_end_offset` (the true one) from the destination.
+    A partition missing from a mapping has no leader now, or may not be described. `last_stable_offset` is read from
+    sources. A destination ends at its `high_watermark`: records after it may still be lost with their leader.
     """
 
     time_ms: int
@@ -33,7 +34,6 @@ class ClusterSnapshot:
     log_start_offset: Offsets = field(default_factory=dict)
     last_stable_offset: Offsets = field(default_factory=dict)
     high_watermark: Offsets = field(default_factory=dict)
-    log_end_offset: Offsets = field(default_factory=dict)
     #: How many partitions topics are known to have, where `topics` was not read.
     partition_counts: Mapping[str, int] = field(default_factory=dict)
     #: When a partition's ends were read, if not at `time_ms`.
@@ -109,9 +109,10 @@ def time_lag(
 def reports_of(state: State, mirror: str) -> dict[TopicPartition, Report]:
     """Return the last report on each partition of a mirror."""
     found: dict[TopicPartition, Report] = {}
-    for progress in state.progress(mirror):
-        for row in progress.rows:
+    for progress, pages in state.lanes(mirror):
+        for row in chain.from_iterable(rows_of(progress, pages)):
             partition = TopicPartition(row.topic, row.partition)
-            if partition not in found or found[partition].time_ms < progress.time_ms:
+            before = found.get(partition)
+            if before is None or before.record.time_ms < progress.time_ms:
                 found[partition] = Report(progress, row)
     return found

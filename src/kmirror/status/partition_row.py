@@ -91,8 +91,8 @@ PER_PARTITION = "unless the mirror has `metrics.per.partition=true`"
 class PartitionRow:
     """One mirror partition.
 
-    `source_offset` is the source's last stable offset, `destination_offset` the destination's log end. `as_of_ms` is
-    when the source's numbers were read.
+    `source_offset` is the source's last stable offset, `destination_offset` the destination's high watermark.
+    `as_of_ms` is when the source's numbers were read.
     """
 
     mirror: str = shown(TEXT, "the mirror", "MIRROR")
@@ -103,7 +103,7 @@ class PartitionRow:
     )
     destination_offset: int | None = shown(
         END.null_when("the partition's leader does not answer, or the destination lacks the partition or topic"),
-        "the destination's log end",
+        "where the destination's log ends for consumers: its high watermark",
         "DESTINATION-OFFSET",
         gauge=Gauge(
             "kmirror_partition_destination_offset",
@@ -298,6 +298,12 @@ class PartitionRow:
         return self.state is PartitionState.STOPPED
 
     @property
+    def ends_below_mirrored(self) -> bool:
+        """Return whether records that were mirrored are no longer here, as after an unclean leader election."""
+        end, mirrored = self.destination_offset, self.last_mirrored_offset
+        return self.is_stopped and end is not None and mirrored is not None and end < mirrored
+
+    @property
     def is_idle(self) -> bool:
         """Return whether nothing is copied now, whatever the stored state."""
         return self.reason in _IDLE
@@ -306,6 +312,12 @@ class PartitionRow:
     def is_copied(self) -> bool:
         """Return whether a lane copies the partition, without trouble."""
         return self.is_reported and self.state in _COPIED and self.reason in (None, Reason.OPEN_TRANSACTION)
+
+    @property
+    def lacks_destination(self) -> bool:
+        """Return whether it cannot be copied, or its copy is unknown, because a leader at the destination is away."""
+        is_unknown = self.reason is None and self.destination_offset is None
+        return self.state in _COPIED and (is_unknown or self.reason is Reason.DESTINATION_UNREACHABLE)
 
     @property
     def keeps_up(self) -> bool:
@@ -370,6 +382,13 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
         for reason in dict.fromkeys(row.reason for row in stopped):
             topics = {row.topic for row in stopped if row.reason is reason}
             yield f"{mirror}: {counted(len(topics), 'topic')} stopped, {reason or 'for good'}"
+        if short := [row for row in stopped if row.ends_below_mirrored]:
+            first_short = f"{visible(short[0].topic)}-{short[0].partition} ends at {short[0].destination_offset}"
+            how = f"`{on_mirror('verify', mirror)}` says what is missing"
+            yield (
+                f"{mirror}: {counted(len(short), 'stopped partition ends', 'stopped partitions end')} below the last"
+                f" mirrored offset: {first_short}, not {short[0].last_mirrored_offset}; {how}"
+            )
         refused = [row for row in of_mirror if row.topic_state is TopicState.LINK_FAILED and not row.is_idle]
         if refused:
             why = one_line(refused[0].error_message)
@@ -379,6 +398,9 @@ def _notes(rows: Sequence[PartitionRow]) -> Iterator[str]:
             known = [row.last_known_lag for row in silent if row.last_known_lag is not None]
             last = f"; the last known lag of these partitions is {sum(known):,}" if known else ""
             yield f"{mirror}: the source does not answer for {counted(len(silent), 'partition')}{last}"
+        if without := sum(row.lacks_destination for row in of_mirror):
+            how = f"`{on_mirror('check', mirror)}` says why"
+            yield f"{mirror}: the destination does not answer for {counted(without, 'partition')}; {how}"
 
 
 def _filling_note(rows: Sequence[PartitionRow]) -> str | None:

@@ -40,7 +40,7 @@ from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of
 from kmirror.status.partition_row import PartitionRow, kept_offsets
 from kmirror.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.status.topic_status import TopicStatus
-from kmirror.status.unmirrored import UnmirroredPartition, unmirrored_partitions
+from kmirror.status.unmirrored import UnmirroredPartition, not_added_topics, unmirrored_partitions
 from kmirror.words import counted
 
 #: With these reasons a mirror topic keeps what its source deletes. It has no retention of its own: a running engine
@@ -79,17 +79,22 @@ def mirror_status(
     now_ms: int,
     *,
     health: EngineHealth | None = None,
+    reports: Mapping[TopicPartition, Report] | None = None,
 ) -> MirrorStatus:
-    """Return the status of a mirror with these topics of it; its engine's `health` is by default as its record says."""
+    """Return the status of a mirror with these topics of it.
+
+    Its engine's `health` and the last `reports` on its partitions are by default as they are stored.
+    """
     health = _readable(state, mirror.name, health or engine_health(state.engine(mirror.name), mirror.name, now_ms))
-    promote, reports = state.workflow(mirror.name, PROMOTE), reports_of(state, mirror.name)
+    promote, reports = state.workflow(mirror.name, PROMOTE), reports or reports_of(state, mirror.name)
     is_promoted = promote is not None and promote.is_alive(now_ms)
     facts = MirrorFacts(destination, source, health, is_promoted, throttle_of(mirror), now_ms, objectives_of(mirror))
     found = [
         topic_status(topic, {one.partition: one for one in state.partitions(mirror.name, topic.topic)}, reports, facts)
         for topic in sorted(topics, key=lambda one: one.topic)
     ]
-    return MirrorStatus(mirror, tuple(found), len(state.topics(mirror.name)), health, source_trouble(source))
+    topic_count, not_added = len(state.topics(mirror.name)), not_added_topics(state, mirror)
+    return MirrorStatus(mirror, tuple(found), topic_count, health, source_trouble(source), not_added)
 
 
 def topic_status(
@@ -254,12 +259,16 @@ def _engine_link_status(status: _Status, report: Report | None, health: EngineHe
 
 
 def _being_rebuilt(rebuild: Rebuild, destination: ClusterSnapshot) -> _Status:
+    kept = f"its records are in {rebuild.kept_in}" if rebuild.kept_in else "it had no records to archive"
     step = {
         RebuildStep.ARCHIVE: f"its records{_offsets_of(rebuild)} are being archived in {rebuild.archive}"
         f"{_written_to(rebuild, destination)}",
-        RebuildStep.REPLACE: f"its records are in {rebuild.archive}, and it is being recreated",
+        RebuildStep.REPLACE: f"{kept}, and it is being recreated",
     }[rebuild.step]
     message = f"the topic is being rebuilt because it does not match its source: {step}"
+    if rebuild.trouble is not None:
+        message = f"{message}; the last attempt failed: {rebuild.trouble}"
+        return _Status(PartitionState.FAILED, rebuild.since_ms, rebuild.reason, message)
     return _Status(PartitionState.LOG_ALIGNMENT, rebuild.since_ms, rebuild.reason, message)
 
 
@@ -272,7 +281,7 @@ def _written_to(rebuild: Rebuild, destination: ClusterSnapshot) -> str:
 
 def _archive_log_end(rebuild: Rebuild, partition: int, destination: ClusterSnapshot) -> int | None:
     """Return the log end of a partition's archive, markers of its transactions included."""
-    return destination.log_end_offset.get(TopicPartition(rebuild.archive, partition))
+    return destination.high_watermark.get(TopicPartition(rebuild.archive, partition))
 
 
 def _offsets_of(rebuild: Rebuild) -> str:
@@ -321,8 +330,10 @@ def _row(
 ) -> PartitionRow:
     destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
-    gone = status.reason is Reason.DESTINATION_TOPIC_DELETED
-    destination_offset = None if gone else destination.log_end_offset.get(here)
+    # an ordinary topic may have taken the name of a stopped one
+    is_other = status.state is PartitionState.STOPPED and is_gone(topic, destination.topics.get(topic.topic))
+    gone = status.reason is Reason.DESTINATION_TOPIC_DELETED or is_other
+    destination_offset = None if gone else destination.high_watermark.get(here)
     answers = source is not None and there in source.last_stable_offset
     if source is not None and answers:
         source_offset: int | None = source.last_stable_offset[there]

@@ -1,6 +1,7 @@
-"""Partitions that exist on one of the clusters, but do not belong to the mirror. Pure: no I/O, no clock.
+"""Partitions and topics that exist on one of the clusters, but do not belong to the mirror. Pure: no I/O, no clock.
 
 What the source has and nobody copies is lag, its whole log. What the destination alone has is shown, and harmless.
+Source topics that the filters select are discovered; which ones could not be added is what the engine last found.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.errors import Reason
-from kmirror.state.records import DesiredState, Lacking, TopicRecord
+from kmirror.settings.parsing import stored_settings
+from kmirror.state.records import DesiredState, Lacking, MirrorRecord, NotAdded, TopicRecord
+from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 _LATER = "a running engine adds it within refresh.interval.seconds"
 
@@ -55,3 +58,32 @@ def unmirrored_partitions(
             )
             found[partition] = UnmirroredPartition(Reason.PARTITIONS_DECREASED, message, is_extra=True)
     return found
+
+
+def not_added_topics(state: State, mirror: MirrorRecord) -> NotAdded:
+    """Return what discovery could not add when the engine last looked, with whole sentences, as far as it still holds.
+
+    Of topics beyond the first ones, only how many there were is known.
+    """
+    engine = state.engine(mirror.name)
+    if engine is None or engine.not_added is None or mirror.discovery_ended:
+        return NotAdded(0, {})
+    settings = stored_settings(mirror.settings)
+    if not settings.discovers:
+        return NotAdded(0, {})
+    mirrored = {topic.source_topic for topic in state.topics(mirror.name)}
+    what = f"matches the filters of mirror {visible(mirror.name)} and is not mirrored"
+    found = {
+        name: f"source topic {visible(name)} {what}: {why}"
+        for name, why in engine.not_added.why.items()
+        if settings.selects(name) and name not in mirrored
+    }
+    return NotAdded(engine.not_added.topics - len(engine.not_added.why) + len(found), found)
+
+
+def not_added_notes(found: NotAdded) -> list[str]:
+    """Return the sentences, and one for how many more topics there are."""
+    more = found.topics - len(found.why)
+    what = counted(more, "more source topic matches", "more source topics match")
+    others = [f"{what} its filters; `kmirror events` says why they are not mirrored"] if more > 0 else []
+    return [*found.why.values(), *others]

@@ -56,6 +56,8 @@ _NEVER = frozenset(
     {
         "min.insync.replicas",
         "unclean.leader.election.enable",
+        # brokers before Kafka 3 would refuse the batches of a copy if it were older than 0.11
+        "message.format.version",
         "leader.replication.throttled.replicas",
         "follower.replication.throttled.replicas",
     }

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from kmirror.errors import UsageError
+from kmirror.words import address_of
 
 LOCALHOST = "127.0.0.1"
 _FORM = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):)?(?P<port>[0-9]{1,5})")
@@ -35,7 +36,7 @@ class Address:
         return cls((found["host"] or LOCALHOST).strip("[]"), int(found["port"]))
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 def named_host(header: str) -> str | None:

@@ -8,11 +8,11 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from kmirror import __version__, columns
-from kmirror.columns import Column, R, Table, Type, document, list_of, object_of
+from kmirror.columns import Column, R, Table, Type, document
 from kmirror.errors import ExitCode
 from kmirror.ops.show.charge_keeper import ChargeKeeper
-from kmirror.status.partition_row import PARTITIONS
-from kmirror.status.topic_status import TOPICS
+from kmirror.status.partition_row import PARTITIONS, PartitionRow
+from kmirror.status.topic_status import TOPICS, TopicStatus
 from kmirror.web.charge_answers import IN_CHARGE_PATH, all_in_charge, in_charge_answer
 from kmirror.web.exposition import exposition
 from kmirror.web.look import page_policy, page_text
@@ -21,13 +21,14 @@ from kmirror.web.recent import Events
 from kmirror.web.requests import Answer, BadRequestError, HttpRequest
 from kmirror.web.run_metrics import PHASES
 from kmirror.web.served import (
-    CLUSTER,
     CLUSTERS,
     SERVED_MIRRORS,
     WATCHING,
     ServedMirror,
     ServedStatus,
     StuckError,
+    documents,
+    in_clusters,
 )
 
 _HTML = "text/html; charset=utf-8"
@@ -46,9 +47,9 @@ class Service(Protocol):
         """What runs while it is not stuck, as a sentence."""
 
     def status(self, mirror: str | None = None, *, only_sums: bool = False) -> ServedStatus:
-        """Return what is known now.
+        """Return what is known now; others than a named mirror may be left out.
 
-        Of others than a named mirror, and with `only_sums`, partitions may be seconds old. Raises StuckError.
+        Of all mirrors with `only_sums` it may be seconds old. Raises StuckError.
         """
 
     @property
@@ -59,18 +60,12 @@ class Service(Protocol):
         """Return the recent events of each cluster, with its name; None for that of `run`."""
 
 
-def _in_cluster(table: Table[R]) -> Type:
-    """Return the type of rows with the name of their cluster."""
-    return list_of(object_of((CLUSTER, *table.columns)))
-
-
 def _while_copying(
     run: ServedStatus, table: Table[R], rows: Callable[[ServedMirror], Iterable[R]]
 ) -> list[dict[str, Any]] | None:
     """Return rows of mirrors as JSON documents, with their clusters; None while the run waits."""
-    if run.waits_for is not None:
-        return None
-    return [{CLUSTER.key: one.cluster, **table.document(row)} for one in run.mirrors for row in rows(one)]
+    found = ((one.cluster, row) for one in run.mirrors for row in rows(one))
+    return documents(table, found if run.waits_for is None else None)
 
 
 def _mirrors(run: ServedStatus) -> list[dict[str, Any]] | None:
@@ -106,7 +101,7 @@ FLEET: tuple[Column[ServedStatus], ...] = (
         "clusters",
         CLUSTERS.type,
         "the clusters that `serve` watches; none for `run`",
-        lambda run: [CLUSTERS.document(one) for one in run.clusters or ()],
+        lambda run: run.clusters or (),
     ),
     Column(
         "mirrors",
@@ -115,39 +110,35 @@ FLEET: tuple[Column[ServedStatus], ...] = (
         _mirrors,
     ),
 )
-#: The keys of /status.json.
-STATUS: tuple[Column[ServedStatus], ...] = (
-    *FLEET,
-    Column(
-        "partitions",
-        _in_cluster(PARTITIONS).null_when(_NOT_COPYING),
-        "their partitions, as `describe` shows them; none with `?partitions=false`, those of one topic with `?topic=T`",
-        lambda run: _while_copying(run, PARTITIONS, lambda one: one.partitions),
-    ),
-    Column(
-        "topics",
-        _in_cluster(TOPICS).null_when(_NOT_COPYING),
-        "their topics, as `top` shows them",
-        lambda run: _while_copying(run, TOPICS, lambda one: one.topics),
-    ),
-)
-_WITHOUT_PARTITIONS = tuple(
-    replace(one, value=lambda run: None if run.waits_for is not None else []) if one.key == "partitions" else one
-    for one in STATUS
-)
 
 
-def _of_topic(topic: str) -> tuple[Column[ServedStatus], ...]:
-    """Return the keys of /status.json with the rows of one topic only."""
-    rows: Mapping[str, Callable[[ServedStatus], object]] = {
-        "partitions": lambda run: _while_copying(
-            run, PARTITIONS, lambda one: (row for row in one.partitions if row.topic == topic)
+def _status_keys(topic: str | None = None, *, only_sums: bool = False) -> tuple[Column[ServedStatus], ...]:
+    """Return the keys of /status.json, with the rows of one topic only if it is given."""
+
+    def is_chosen(row: PartitionRow | TopicStatus) -> bool:
+        return topic in (None, row.topic)
+
+    return (
+        *FLEET,
+        Column(
+            "partitions",
+            in_clusters(PARTITIONS).null_when(_NOT_COPYING),
+            "their partitions, as `describe` shows them; none with `?partitions=false`, those of one topic with"
+            " `?topic=T`",
+            lambda run: _while_copying(
+                run, PARTITIONS, lambda one: filter(is_chosen, () if only_sums else one.partitions)
+            ),
         ),
-        "topics": lambda run: _while_copying(
-            run, TOPICS, lambda one: (row for row in one.topics if row.topic == topic)
+        Column(
+            "topics",
+            in_clusters(TOPICS).null_when(_NOT_COPYING),
+            "their topics, as `top` shows them",
+            lambda run: _while_copying(run, TOPICS, lambda one: filter(is_chosen, one.topics)),
         ),
-    }
-    return tuple(replace(one, value=rows.get(one.key, one.value)) for one in STATUS)
+    )
+
+
+STATUS = _status_keys()
 
 
 def answer(service: Service, target: str, accept: str) -> Answer:
@@ -222,14 +213,14 @@ def _fleet(service: Service, request: HttpRequest) -> Answer:
 def _status(service: Service, request: HttpRequest) -> Answer:
     only_sums, topic = request.query.get("partitions") == "false", request.query.get("topic")
     status = service.status(request.query.get("mirror"), only_sums=only_sums)
-    keys = _WITHOUT_PARTITIONS if only_sums else STATUS if topic is None else _of_topic(topic)
+    keys = _status_keys(None if only_sums else topic, only_sums=only_sums)
     return Answer.of_json(document(keys, _chosen(status, request)))
 
 
 def _history(service: Service, request: HttpRequest) -> Answer:
     from_ms, until_ms = request.number("from"), request.number("until")
     cluster, mirror = request.query.get("cluster"), request.query.get("mirror")
-    status = _chosen(service.status(only_sums=True), request)
+    status = _chosen(service.status(mirror, only_sums=True), request)
     events = [one for one in service.events() if cluster in (None, one[0])]
     return Answer.of_json(document(HISTORY, Past.of(status, events, mirror=mirror, from_ms=from_ms, until_ms=until_ms)))
 

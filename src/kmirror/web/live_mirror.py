@@ -44,7 +44,7 @@ def live_mirror(snapshot: MirrorSnapshot) -> ServedMirror:
     status = mirror_status(state, record, topics, *known.snapshots(topics), time_ms, health=health)
     if snapshot.rebuilding:
         status = status.changed(lambda row: _with_progress(row, snapshot.rebuilding.get(row.topic)))
-    missing = missing_of(name, status.partitions) if snapshot.lost is None else str(snapshot.lost)
+    missing = missing_of(status) if snapshot.lost is None else str(snapshot.lost)
     return ServedMirror(name, None, time_ms, state, settings, status, missing, snapshot, is_here)
 
 

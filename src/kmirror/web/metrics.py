@@ -72,15 +72,16 @@ class Metric(Generic[T]):
         return "histogram" if self.is_histogram else "counter" if self.name.endswith("_total") else "gauge"
 
 
+def _of_engine(
+    name: str, unit: str, meaning: str, value: Callable[[MirrorSnapshot], Any], absent: str = "", **more: Any
+) -> Metric[ServedMirror]:
+    """Return a metric of what only the mirror's engine knows."""
+    return Metric(name, unit, meaning, lambda mirror: value(_snapshot(mirror)), absent, of_engine=True, **more)
+
+
 def _total(counter: str, unit: str, meaning: str) -> Metric[ServedMirror]:
     """Return the metric of a field of Counters."""
-    return Metric(
-        f"kmirror_{counter}_total",
-        unit,
-        meaning,
-        lambda mirror: getattr(_snapshot(mirror).counters, counter),
-        of_engine=True,
-    )
+    return _of_engine(f"kmirror_{counter}_total", unit, meaning, lambda snapshot: getattr(snapshot.counters, counter))
 
 
 def _snapshot(mirror: ServedMirror) -> MirrorSnapshot:
@@ -88,9 +89,9 @@ def _snapshot(mirror: ServedMirror) -> MirrorSnapshot:
     return cast(MirrorSnapshot, mirror.snapshot)
 
 
-def _age(mirror: ServedMirror, moment: float) -> float:
+def _age(snapshot: MirrorSnapshot, moment: float) -> float:
     """Return the seconds since a time of the engine's clock."""
-    return max(0.0, _snapshot(mirror).at - moment)
+    return max(0.0, snapshot.at - moment)
 
 
 def _engine(mirror: ServedMirror) -> EngineRecord | None:
@@ -178,11 +179,6 @@ def _source_up(mirror: ServedMirror) -> bool | None:
     return None if mirror.snapshot.source_seen_at is None else True
 
 
-def _source_age(mirror: ServedMirror) -> float | None:
-    seen_at = _snapshot(mirror).source_seen_at
-    return None if seen_at is None else _age(mirror, seen_at)
-
-
 def _lanes_silent(mirror: ServedMirror) -> int | None:
     if mirror.snapshot is not None:
         return len(mirror.snapshot.silent_lanes)
@@ -190,30 +186,24 @@ def _lanes_silent(mirror: ServedMirror) -> int | None:
     return None if engine is None else len(engine.silent_lanes or {})
 
 
-def _lane_ages(mirror: ServedMirror) -> Iterator[Value]:
-    snapshot = _snapshot(mirror)
+def _lane_ages(snapshot: MirrorSnapshot) -> Iterator[Value]:
     return (
-        ((str(lane),), _age(mirror, at))
+        ((str(lane),), _age(snapshot, at))
         for lane, at in sorted(snapshot.lanes_reported_at.items())
         if lane in snapshot.lanes
     )
 
 
-def _job_ages(mirror: ServedMirror) -> Iterator[Value]:
-    snapshot = _snapshot(mirror)
+def _job_ages(snapshot: MirrorSnapshot) -> Iterator[Value]:
     for name, job in JOBS.items():
         if name in snapshot.jobs:
-            yield (job,), _age(mirror, snapshot.jobs_done_at.get(name, snapshot.began_at))
+            yield (job,), _age(snapshot, snapshot.jobs_done_at.get(name, snapshot.began_at))
 
 
 def _objectives_met(mirror: ServedMirror) -> Iterator[Value]:
     for topic in mirror.topics:
         if topic.objective_state not in (None, ObjectiveState.UNKNOWN):
             yield (topic.topic,), topic.objective_state is ObjectiveState.WITHIN
-
-
-def _groups_skipped(mirror: ServedMirror) -> Iterator[Value]:
-    return _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name)))
 
 
 #: The side jobs: their names in sentences, and in labels.
@@ -248,13 +238,12 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         "before the first answer; from `serve` while no engine reports",
         cluster_linking="`link-count`",
     ),
-    Metric(
+    _of_engine(
         "kmirror_source_answer_age_seconds",
         "seconds",
         "since the source last answered the source monitor; one answer is due every `refresh.interval.seconds`",
-        _source_age,
+        lambda snapshot: None if snapshot.source_seen_at is None else _age(snapshot, snapshot.source_seen_at),
         "before the first answer",
-        of_engine=True,
     ),
     Metric(
         "kmirror_topics",
@@ -344,12 +333,11 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
     ),
     _total("offsets_filled", "offsets", "offsets at which the source shows no record, filled at the destination"),
     _total("fetched_bytes", "bytes", "bytes fetched from the source"),
-    Metric(
+    _of_engine(
         "kmirror_throttled_seconds_total",
         "seconds",
         "how long lanes have waited for `throttle.bytes.per.second`, summed over the lanes",
-        lambda mirror: _snapshot(mirror).counters.throttled_ms / 1000,
-        of_engine=True,
+        lambda snapshot: snapshot.counters.throttled_ms / 1000,
     ),
     Metric(
         "kmirror_throttle_limit_bytes_per_second",
@@ -358,21 +346,19 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         lambda mirror: throttle_of(mirror.status.record) if mirror.status is not None else None,
         "if there is no limit",
     ),
-    Metric(
+    _of_engine(
         "kmirror_fetch_duration_seconds",
         "seconds",
         "from request to answer of fetches that returned records; includes the source's wait for records",
-        lambda mirror: _snapshot(mirror).counters.fetch_latencies,
+        lambda snapshot: snapshot.counters.fetch_latencies,
         is_histogram=True,
-        of_engine=True,
     ),
-    Metric(
+    _of_engine(
         "kmirror_produce_duration_seconds",
         "seconds",
         "from request to answer of appends at the destination",
-        lambda mirror: _snapshot(mirror).counters.produce_latencies,
+        lambda snapshot: snapshot.counters.produce_latencies,
         is_histogram=True,
-        of_engine=True,
     ),
     Metric(
         "kmirror_lanes",
@@ -390,23 +376,21 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         kip_1279=f"`DeadThreadCount` {_FETCHER}",
         cluster_linking=f"`DeadThreadCount` {_LINK}",
     ),
-    Metric(
+    _of_engine(
         "kmirror_lane_report_age_seconds",
         "seconds",
         "since a lane last reported; a report is due every 2 seconds",
         _lane_ages,
         "before its first report; `kmirror_lanes_silent` counts it",
         labels=("lane",),
-        of_engine=True,
     ),
-    Metric(
+    _of_engine(
         "kmirror_lane_restarts_total",
         "restarts",
         "lanes that died, stopped responding or lost their worker, and were started again",
-        lambda mirror: _snapshot(mirror).lane_restarts,
-        of_engine=True,
+        lambda snapshot: snapshot.lane_restarts,
     ),
-    Metric(
+    _of_engine(
         "kmirror_job_success_age_seconds",
         "seconds",
         "since a side job last succeeded, or since the engine started if it has not yet; a job that is switched off has"
@@ -414,7 +398,13 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         _job_ages,
         cluster_linking="`link-task-count`",
         labels=("sync",),
-        of_engine=True,
+    ),
+    Metric(
+        "kmirror_source_topics_not_added",
+        "topics",
+        "source topics that its filters select and that its engine could not add when it last looked",
+        lambda mirror: None if mirror.row is None else mirror.row.not_added,
+        "while no engine copies it",
     ),
     Metric(
         "kmirror_groups",
@@ -427,36 +417,32 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         "kmirror_groups_skipped",
         "groups",
         "groups whose offsets or metadata are not synced until someone acts, by the reason of `describe --groups`",
-        _groups_skipped,
+        lambda mirror: _counted(sorted(LASTING_REASONS), (one.skipped for one in mirror.state.groups(mirror.name))),
         labels=("reason",),
     ),
-    Metric(
+    _of_engine(
         "kmirror_failures_total",
         "failures",
         "how often a partition became FAILED, or FAILED for another reason",
-        lambda mirror: _snapshot(mirror).events["partition", "FAILED"],
-        of_engine=True,
+        lambda snapshot: snapshot.events["partition", "FAILED"],
     ),
-    Metric(
+    _of_engine(
         "kmirror_losses_total",
         "losses",
         "how often copying resumed after records that the source had lost before they were copied",
-        lambda mirror: _snapshot(mirror).events["partition", "LOSS_ACCEPTED"],
-        of_engine=True,
+        lambda snapshot: snapshot.events["partition", "LOSS_ACCEPTED"],
     ),
-    Metric(
+    _of_engine(
         "kmirror_lost_records_total",
         "offsets",
         "how many offsets these losses skipped",
-        lambda mirror: _snapshot(mirror).lost_records,
-        of_engine=True,
+        lambda snapshot: snapshot.lost_records,
     ),
-    Metric(
+    _of_engine(
         "kmirror_rebuilds_total",
         "rebuilds",
         "topics rebuilt because their source was recreated or its history rewritten",
-        lambda mirror: _snapshot(mirror).rebuilds,
-        of_engine=True,
+        lambda snapshot: snapshot.rebuilds,
     ),
     Metric(
         "kmirror_topics_rebuilding",

@@ -3,7 +3,7 @@
 Deriving the status of thousands of partitions takes work, and a browser asks every two seconds. A mirror about which
 nothing new is stored or reported, and none of whose lags grows older, is the same but for the time of its engine's
 heartbeat. What changes all the time, as lags of busy partitions do, is derived as often as a small part of a core
-allows, and at least every fifteen seconds.
+allows, and at least every thirty seconds. Where one mirror alone is asked for, no other is derived.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kmirror.engine.clock import now
-from kmirror.state.lease import has_ended
+from kmirror.state.engine_identity import has_ended
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE
@@ -24,7 +24,7 @@ from kmirror.web.stored_mirror import OffsetLook, stored_mirror
 #: A mirror derived this long ago is not derived again.
 _SAME_SECONDS = 1.0
 #: The part of a core that may be used for what changes all the time, and the longest pause that makes.
-SHARE, LONGEST_PAUSE_SECONDS = 0.02, 15.0
+SHARE, LONGEST_PAUSE_SECONDS = 0.005, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,27 @@ class MirrorCache:
         look_of: Callable[[str], OffsetLook | None],
         time_ms: int,
         is_exact: Callable[[MirrorRecord], bool],
+        mirror: str | None = None,
     ) -> tuple[ServedMirror, ...]:
-        """Return the mirrors of a state, by name; those that must be `exact` as they are now."""
+        """Return the mirrors of a state, by name, or only one; those that must be `exact` as they are now."""
         began, used = now(), time.thread_time()
         may_refresh = began >= self._not_before
         before, self._derived = self._derived, {}
         for record in state.mirrors:
             known = before.get(record.name)
+            if mirror not in (None, record.name):
+                if known is not None:
+                    self._derived[record.name] = known
+                continue
             exact = is_exact(record) and (known is None or began - known.at > _SAME_SECONDS)
             look = look_of(record.name)
             self._derived[record.name] = self._one(
                 state, record, look, time_ms, known, exact=exact, may_refresh=may_refresh
             )
-        if may_refresh:
+        if may_refresh and mirror is None:
             pause = (time.thread_time() - used) / SHARE
             self._not_before = began + min(LONGEST_PAUSE_SECONDS, pause)
-        return tuple(one.mirror for one in self._derived.values())
+        return tuple(one.mirror for name, one in self._derived.items() if mirror in (None, name))
 
     def _one(
         self,

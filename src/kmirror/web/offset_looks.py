@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import look_at
+from kmirror.ops.show.open_transactions import open_transactions
 from kmirror.state.snapshot import State
+from kmirror.status.observed import ClusterSnapshot
 from kmirror.web.stored_mirror import OffsetLook
 
 #: The least time between two looks at a mirror that no engine reports, and at others.
@@ -73,10 +77,10 @@ class OffsetLooks:
                     self._thread.start()
             return self._thread
 
-    def forget(self, mirrors: Mapping[str, object]) -> None:
+    def forget(self, mirrors: Iterable[str]) -> None:
         """Keep no look at others than these mirrors."""
         with self._lock:
-            for name in self._taken.keys() - mirrors.keys():
+            for name in self._taken.keys() - set(mirrors):
                 del self._taken[name]
 
     def close(self) -> None:
@@ -101,10 +105,15 @@ class OffsetLooks:
                 record for name in mirrors if not state.topics(name) and (record := state.mirror(name)) is not None
             ]
             looked = look_at(self._prober, state, topics, empty)
+            held = {name: self._standing_still(name, one) for name, one in looked.sources.items()}
+            opened = self._prober.ask_sources(
+                [(looked.mirrors[name][0], partial(open_transactions, at)) for name, at in held.items() if at]
+            )
             # also what other threads used meanwhile, so it is rather too much
             pause = (time.process_time() - used) / _SHARE
             for name, (_, owned) in looked.mirrors.items():
-                look = OffsetLook(looked.destination, looked.sources.get(name), {topic.topic: topic for topic in owned})
+                owned_topics = {topic.topic: topic for topic in owned}
+                look = OffsetLook(looked.destination, looked.sources.get(name), owned_topics, opened.get(name, {}))
                 self._taken[name] = _Taken(
                     look, at, at + max(_PAUSE_SECONDS, pause), at + max(_LONG_PAUSE_SECONDS, pause)
                 )
@@ -118,6 +127,18 @@ class OffsetLooks:
                 self._thread = None
                 if self._closed:
                     self._disconnect()
+
+    def _standing_still(self, mirror: str, source: ClusterSnapshot) -> list[TopicPartition]:
+        """Return the partitions of a source with records that are not committed, and the same last look."""
+        before = self._taken.get(mirror)
+        known = before.look.source if before is not None else None
+        if known is None:
+            return []
+        return [
+            at
+            for at, stable in source.last_stable_offset.items()
+            if stable < source.high_watermark.get(at, stable) and known.last_stable_offset.get(at) == stable
+        ]
 
     def _disconnect(self) -> None:
         if self._prober is not None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 from typing import TypeVar
 
-from kmirror import columns
-from kmirror.columns import TIME, Column, document, list_of, object_of
+from kmirror.columns import TEXT, TIME, Column, columns_of, list_of, object_of, shown, table_row
 from kmirror.ops.show.events import EVENTS
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HOUR_MS, HistoryPoint, TimedPoint
 from kmirror.status.objective import BREACHES, Breach, breaches_of
 from kmirror.web.recent import KEPT_MS, POINT, Events
-from kmirror.web.served import CLUSTER, ServedMirror, ServedStatus
+from kmirror.web.served import CLUSTER, ServedMirror, ServedStatus, documents, in_clusters
 
 #: Of one mirror, and of an answer.
 _MOST_POINTS, _MOST_EVENTS = 720, 500
@@ -23,18 +21,43 @@ _MOST_POINTS, _MOST_EVENTS = 720, 500
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+_MIRROR: tuple[Column[tuple[ServedMirror, list[TimedPoint]]], ...] = (
+    CLUSTER.of_part(lambda one: one[0].cluster),
+    Column("mirror", TEXT, "the mirror", lambda one: one[0].name),
+    Column(
+        "points",
+        list_of(object_of(POINT)),
+        "its points, oldest first: of the last hour every 15 seconds if the engine that copied it answers, otherwise"
+        " every minute; of spans with more than 720 points, the worst of each 720th and the average rates",
+        lambda one: one[1],
+    ),
+)
+
+
+@table_row(kw_only=False)
 class Past:
     """The past of mirrors in a span of time; rows come with the name of their cluster, None for `run`."""
 
-    time_ms: int
-    from_ms: int
-    until_ms: int
-    mirrors: tuple[tuple[ServedMirror, list[TimedPoint]], ...]
-    #: None before any were read; `trouble` says why they are not current.
-    events: tuple[tuple[str | None, Event], ...] | None
-    breaches: tuple[tuple[str | None, Breach], ...] | None
-    trouble: str | None
+    time_ms: int = shown(TIME, "the time of this snapshot", key="asOf")
+    from_ms: int = shown(TIME, "the begin of the span of time", key="from")
+    until_ms: int = shown(TIME, "its end", key="until")
+    mirrors: tuple[tuple[ServedMirror, list[TimedPoint]], ...] = shown(
+        list_of(object_of(_MIRROR)), "the mirrors that this engine copies, or of the watched clusters"
+    )
+    events: tuple[tuple[str | None, Event], ...] | None = shown(
+        in_clusters(EVENTS).null_when("they were never read"),
+        "what happened to them, oldest first, at most the last 500, as `events` shows it",
+        value=lambda past: documents(EVENTS, past.events),
+    )
+    breaches: tuple[tuple[str | None, Breach], ...] | None = shown(
+        in_clusters(BREACHES).null_when("events were never read"),
+        "when topics were not within their objectives, by the events of the last two days, in the order in which they"
+        " began",
+        value=lambda past: documents(BREACHES, past.breaches),
+    )
+    trouble: str | None = shown(
+        TEXT.null_when("they are current"), "why the events, or the newest ones, are not known", key="eventsTrouble"
+    )
 
     @classmethod
     def of(
@@ -117,52 +140,4 @@ def _of_known(combine: Callable[[list[T]], T], values: Iterable[T | None]) -> T 
     return combine(known) if known else None
 
 
-_MIRROR: tuple[Column[tuple[ServedMirror, list[TimedPoint]]], ...] = (
-    Column(CLUSTER.key, CLUSTER.type, CLUSTER.meaning, lambda one: one[0].cluster),
-    Column("mirror", columns.TEXT, "the mirror", lambda one: one[0].name),
-    Column(
-        "points",
-        list_of(object_of(POINT)),
-        "its points, oldest first: of the last hour every 15 seconds if the engine that copied it answers, otherwise"
-        " every minute; of spans with more than 720 points, the worst of each 720th and the average rates",
-        lambda one: [document(POINT, timed) for timed in one[1]],
-    ),
-)
-HISTORY: tuple[Column[Past], ...] = (
-    Column("asOf", TIME, "the time of this snapshot", lambda past: past.time_ms),
-    Column("from", TIME, "the begin of the span of time", lambda past: past.from_ms),
-    Column("until", TIME, "its end", lambda past: past.until_ms),
-    Column(
-        "mirrors",
-        list_of(object_of(_MIRROR)),
-        "the mirrors that this engine copies, or of the watched clusters",
-        lambda past: [document(_MIRROR, one) for one in past.mirrors],
-    ),
-    Column(
-        "events",
-        list_of(object_of((CLUSTER, *EVENTS.columns))).null_when("they were never read"),
-        "what happened to them, oldest first, at most the last 500, as `events` shows it",
-        lambda past: (
-            None
-            if past.events is None
-            else [{CLUSTER.key: cluster, **EVENTS.document(event)} for cluster, event in past.events]
-        ),
-    ),
-    Column(
-        "breaches",
-        list_of(object_of((CLUSTER, *BREACHES.columns))).null_when("events were never read"),
-        "when topics were not within their objectives, by the events of the last two days, in the order in which they"
-        " began",
-        lambda past: (
-            None
-            if past.breaches is None
-            else [{CLUSTER.key: cluster, **BREACHES.document(one)} for cluster, one in past.breaches]
-        ),
-    ),
-    Column(
-        "eventsTrouble",
-        columns.TEXT.null_when("they are current"),
-        "why the events, or the newest ones, are not known",
-        lambda past: past.trouble,
-    ),
-)
+HISTORY: tuple[Column[Past], ...] = columns_of(Past)

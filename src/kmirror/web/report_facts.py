@@ -84,7 +84,7 @@ def report_facts(destination: Destination, mirror: str) -> ReportFacts:
         _stops(state, topics),
         tuple(points_of(state.history(mirror))),
         destination.store.read_events(mirror),
-        _archives(destination.client, topics),
+        archives_of([one.topic for one in topics], destination.client.metadata(timeout=REACH_TIMEOUT_S).topics),
         sum(one.key[1:2] == (mirror,) for one in state.unknown),
     )
 
@@ -109,7 +109,3 @@ def _stops(state: State, topics: tuple[TopicRecord, ...]) -> tuple[TopicResult, 
         for one in state.partitions(topic.mirror, topic.topic)
         if one.state is PartitionState.STOPPED
     )
-
-
-def _archives(client: ClusterClient, topics: tuple[TopicRecord, ...]) -> dict[str, tuple[str, ...]]:
-    return archives_of([topic.topic for topic in topics], client.metadata(timeout=REACH_TIMEOUT_S).topics)

@@ -121,7 +121,7 @@ def _tables(facts: ReportFacts, period: Period | None) -> list[dict[str, Any]]:
         ),
         _table(
             "Stopped topics and losses",
-            "Known lost are records that the source had when the topic was stopped and the copy lacks, and records that"
+            "Known lost are offsets that the source had when the topic was stopped and the copy lacks, and offsets that"
             " the source had lost before they were copied; estimates follow a plus sign. Of no other topic a loss is"
             " known.",
             "topic",

@@ -176,10 +176,10 @@ def _what_was_stopped(facts: ReportFacts) -> Iterator[str]:
 def _what_was_lost(facts: ReportFacts) -> Iterator[str]:
     skips = skips_of(facts.events)
     if skips:
-        records = sum(skipped for _, _, skipped in skips)
-        are = "was" if records == 1 else "were"
+        offsets = sum(skipped for _, _, skipped in skips)
+        are = "was" if offsets == 1 else "were"
         yield (
-            f"{counted(records, 'record')} {are} skipped because the source had lost them before they were copied, "
+            f"{counted(offsets, 'offset')} {are} skipped because the source had lost them before they were copied, "
             f"the last time at {at_time(skips[-1][0])}."
         )
 
@@ -196,11 +196,11 @@ def _what_was_rebuilt(facts: ReportFacts) -> Iterator[str]:
         archive = f"; its old records are in {topic.archive}" if topic.archive else ""
         yield f"{topic.topic} was rebuilt at {at_time(topic.rebuilt_at_ms or 0)}{archive}."
     if len(rebuilt) > _MOST_NAMED:
-        yield f"{counted(len(rebuilt) - _MOST_NAMED, 'more topic')} were rebuilt earlier."
+        yield f"{counted(len(rebuilt) - _MOST_NAMED, 'more topic was', 'more topics were')} rebuilt earlier."
 
 
 def skips_of(events: Sequence[Event]) -> list[tuple[int, str, int]]:
-    """Return the records that sources had lost before they were copied, and that were skipped: time, topic, number."""
+    """Return what sources had lost before it was copied, and was skipped: time, topic, number of offsets."""
     return [
         (event.time_ms, str(event.details.get("topic")), records)
         for event in events
@@ -209,7 +209,7 @@ def skips_of(events: Sequence[Event]) -> list[tuple[int, str, int]]:
 
 
 def skipped_by_topic(facts: ReportFacts) -> Counter[str]:
-    """Return how many records of each topic were skipped since it was added."""
+    """Return how many offsets of each topic were skipped since it was added."""
     added = {topic.topic: topic.added_at_ms or 0 for topic in facts.topics}
     skipped: Counter[str] = Counter()
     for time_ms, topic, records in skips_of(facts.events):

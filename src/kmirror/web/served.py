@@ -7,15 +7,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
-from kmirror.columns import COUNT, FLAG, TEXT, TIME, Column, Table, Type
+from kmirror.columns import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TIME,
+    Column,
+    R,
+    Table,
+    Type,
+    columns_of,
+    list_of,
+    object_of,
+    shown,
+    table_row,
+)
 from kmirror.engine.driver.engines import NotCopied
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.ops.base.topic_results import Outcome
-from kmirror.ops.show.wait import Condition, judge
+from kmirror.ops.show.wait import Condition, judge, not_added_results
 from kmirror.settings.table import Settings
 from kmirror.state.history_records import TimedPoint, points_of
 from kmirror.state.records import PartitionState
@@ -118,19 +133,26 @@ class ServedMirror:
         return [one for one in (*older, *recent) if from_ms <= one[0] <= until_ms]
 
 
-@dataclass(frozen=True, slots=True)
+@table_row(kw_only=False)
 class ClusterStatus:
     """A watched cluster: `as_of_ms` is when its state was last read, `error` why it cannot be read now."""
 
-    name: str
-    cluster_id: str | None
-    bootstrap_servers: str
-    as_of_ms: int | None
+    name: str = shown(TEXT, "its name in kmirror.toml, or its addresses")
+    cluster_id: str | None = shown(TEXT.null_when("it has never answered"), "its id")
+    bootstrap_servers: str = shown(TEXT, "its addresses, comma-separated")
+    as_of_ms: int | None = shown(
+        TIME.null_when("it was never read"), "when its state was last read; what is shown of it is of then", key="asOf"
+    )
     #: Whether it was read lately enough.
     is_fresh: bool
-    error: str | None = None
-    error_since_ms: int | None = None
-    offsets_as_of_ms: int | None = None
+    error: str | None = shown(TEXT.null_when("it can be read"), "why it cannot be read now", default=None)
+    error_since_ms: int | None = shown(TIME.null_when("it can be read"), "since when", key="errorSince", default=None)
+    offsets_as_of_ms: int | None = shown(
+        TIME.null_when("they were never read"),
+        "when the offsets of mirrors that no engine reports were last read, at both clusters",
+        key="offsetsAsOf",
+        default=None,
+    )
 
     @property
     def missing(self) -> str | None:
@@ -195,11 +217,13 @@ class ServedStatus:
         return "nothing to copy: all topics are stopped" if self.are_stopped else "records flow"
 
 
-def missing_of(mirror: str, rows: list[PartitionRow]) -> str | None:
-    """Return what keeps a mirror with these partitions from being healthy, as `wait --for healthy` judges it."""
-    if not rows:
-        return f"mirror {mirror} has no topics yet"
+def missing_of(mirror: MirrorStatus) -> str | None:
+    """Return what keeps a mirror from being healthy, as `wait --for healthy` judges it."""
+    rows = mirror.partitions
     bad = [one for one in judge(Condition.HEALTHY, rows, {}) if one.result is not Outcome.DONE]
+    bad += not_added_results(mirror.record, mirror.not_added)
+    if not rows and not bad:
+        return f"mirror {mirror.record.name} has no topics yet"
     if not bad:
         return None
     more = f", and {len(bad) - 1:,} more topics" if len(bad) > 2 else ", and one more topic" if len(bad) == 2 else ""
@@ -213,6 +237,18 @@ CLUSTER: Column[str | None] = Column(
     "the watched cluster: its name in kmirror.toml, or its addresses",
     lambda cluster: cluster,
 )
+
+
+def in_clusters(table: Table[R]) -> Type:
+    """Return the type of a table's rows with the names of their clusters."""
+    return list_of(object_of((CLUSTER, *table.columns)))
+
+
+def documents(table: Table[R], rows: Iterable[tuple[str | None, R]] | None) -> list[dict[str, Any]] | None:
+    """Return rows with the names of their clusters as JSON; None if they are not known."""
+    return None if rows is None else [{CLUSTER.key: cluster, **table.document(row)} for cluster, row in rows]
+
+
 _OF_MIRROR: tuple[Column[ServedMirror], ...] = (
     Column(
         "lag",
@@ -220,13 +256,7 @@ _OF_MIRROR: tuple[Column[ServedMirror], ...] = (
         "offsets that the destination is behind, summed over the partitions where that is known",
         lambda mirror: mirror.totals.lag,
     ),
-    Column("lagUnknown", COUNT, "for how many partitions it is unknown", lambda mirror: mirror.totals.unknown_lags),
-    Column(
-        "failed",
-        COUNT,
-        "how many of its partitions are FAILED",
-        lambda mirror: mirror.failed,
-    ),
+    Column("failed", COUNT, "how many of its partitions are FAILED", lambda mirror: mirror.failed),
     Column(
         "topicStates",
         Type("object", "object", items=COUNT),
@@ -248,42 +278,12 @@ _OF_MIRROR: tuple[Column[ServedMirror], ...] = (
 )
 
 
-def _of_row(column: Column[MirrorRow]) -> Column[ServedMirror]:
-    """Return a column of `list` for what is served."""
-
-    def value(mirror: ServedMirror) -> object:
-        return None if mirror.row is None else column.value(mirror.row)
-
-    return Column(column.key, column.type, column.meaning, value)
-
-
 SERVED_MIRRORS: Table[ServedMirror] = Table(
     (
-        Column("cluster", CLUSTER.type, CLUSTER.meaning, lambda mirror: mirror.cluster),
-        *map(_of_row, MIRRORS.columns),
+        CLUSTER.of_part(lambda mirror: mirror.cluster),
+        *(column.of_part(lambda mirror: mirror.row) for column in MIRRORS.columns),
         *_OF_MIRROR,
     ),
     "",
 )
-CLUSTERS: Table[ClusterStatus] = Table(
-    (
-        Column("name", TEXT, "its name in kmirror.toml, or its addresses", lambda one: one.name),
-        Column("clusterId", TEXT.null_when("it has never answered"), "its id", lambda one: one.cluster_id),
-        Column("bootstrapServers", TEXT, "its addresses, comma-separated", lambda one: one.bootstrap_servers),
-        Column(
-            "asOf",
-            TIME.null_when("it was never read"),
-            "when its state was last read; what is shown of it is of then",
-            lambda one: one.as_of_ms,
-        ),
-        Column("error", TEXT.null_when("it can be read"), "why it cannot be read now", lambda one: one.error),
-        Column("errorSince", TIME.null_when("it can be read"), "since when", lambda one: one.error_since_ms),
-        Column(
-            "offsetsAsOf",
-            TIME.null_when("they were never read"),
-            "when the offsets of mirrors that no engine reports were last read, at both clusters",
-            lambda one: one.offsets_as_of_ms,
-        ),
-    ),
-    "",
-)
+CLUSTERS: Table[ClusterStatus] = Table(columns_of(ClusterStatus), "")

@@ -7,10 +7,12 @@ the newest ends that are known: those that lanes of a live engine report, or tho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.engine.status.health import KNOWN_SECONDS
+from kmirror.ops.show.describe import naming_transactions
+from kmirror.ops.show.open_transactions import OpenTransaction
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
@@ -30,6 +32,8 @@ class OffsetLook:
     source: ClusterSnapshot | None
     #: The topics as they were stored then.
     topics: Mapping[str, TopicRecord]
+    #: At the source, the first open transactions of partitions that nothing was committed to since the look before.
+    transactions: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
 
 
 def stored_mirror(
@@ -43,20 +47,25 @@ def stored_mirror(
     is_here: bool | None,
 ) -> ServedMirror:
     """Return a mirror as it is stored; its engine's health is that at the time `time_ms`."""
-    topics, reports = state.topics(record.name), current_reports(state, record.name, health)
-    here, there = _known_ends(topics, reports, health, look, time_ms)
-    status = mirror_status(state, record, topics, here, there, time_ms, health=health)
-    missing = missing_of(record.name, status.partitions)
+    topics, reports = state.topics(record.name), reports_of(state, record.name)
+    here, there = _known_ends(topics, _current(reports, health), health, look, time_ms)
+    status = mirror_status(state, record, topics, here, there, time_ms, health=health, reports=reports)
+    if look is not None:
+        # one that has ended since does not begin where the source's log is stable now
+        stable = there.last_stable_offset
+        opened = {at: one for at, one in look.transactions.items() if stable.get(at) == one.start_offset}
+        status = naming_transactions(status, opened, time_ms)
+    missing = missing_of(status)
     settings = stored_settings(record.settings)
     is_here = is_here if health.name is not None else None
     return ServedMirror(record.name, cluster, time_ms, state, settings, status, missing, None, is_here)
 
 
-def current_reports(state: State, mirror: str, health: EngineHealth) -> dict[TopicPartition, Report]:
-    """Return the last reports on partitions by lanes of a live engine."""
+def _current(reports: Mapping[TopicPartition, Report], health: EngineHealth) -> dict[TopicPartition, Report]:
+    """Return those of the last reports that are by lanes of a live engine."""
     if health.reason is not None:
         return {}
-    return {at: report for at, report in reports_of(state, mirror).items() if is_reported(health, report.record)}
+    return {at: report for at, report in reports.items() if is_reported(health, report.record)}
 
 
 def _known_ends(
@@ -69,7 +78,7 @@ def _known_ends(
     """Return the newest snapshots of destination and source; what is newer, a report or the look, counts."""
     here = _still_true(look.destination, look, topics, of_source=False) if look else ClusterSnapshot(time_ms)
     there = _still_true(look.source, look, topics, of_source=True) if look and look.source else ClusterSnapshot(time_ms)
-    ends, here_ms = dict(here.log_end_offset), dict(here.seen_ms)
+    ends, here_ms = dict(here.high_watermark), dict(here.seen_ms)
     stable, starts, watermarks = (
         dict(there.last_stable_offset),
         dict(there.log_start_offset),
@@ -96,7 +105,7 @@ def _known_ends(
     is_well = answers_lanes and health.record is not None and health.record.source_reason is None
     trouble = None if is_well else there.trouble
     return (
-        replace(here, log_end_offset=ends, seen_ms=here_ms),
+        replace(here, high_watermark=ends, seen_ms=here_ms),
         replace(
             there,
             last_stable_offset=stable,
@@ -130,7 +139,6 @@ def _still_true(
         log_start_offset=kept(snapshot.log_start_offset),
         last_stable_offset=kept(snapshot.last_stable_offset),
         high_watermark=kept(snapshot.high_watermark),
-        log_end_offset=kept(snapshot.log_end_offset),
     )
 
 

@@ -61,22 +61,21 @@ class WatchService:
         return "the clusters are being watched"
 
     def status(self, mirror: str | None = None, *, only_sums: bool = False) -> ServedStatus:
-        """Return what is known now; with `only_sums`, or of others than a named mirror, it may be seconds old."""
+        """Return what is known now, of one mirror or of all; of all with `only_sums` it may be seconds old."""
         with self._lock:
-            if only_sums and self._sums is not None and now() - self._sums[0] <= _SAME_SECONDS:
+            if mirror is None and only_sums and self._sums is not None and now() - self._sums[0] <= _SAME_SECONDS:
                 return self._sums[1]
 
             def is_exact(record: MirrorRecord) -> bool:
-                if only_sums:
-                    return stored_settings(record.settings).metrics_per_partition
-                return mirror in (None, record.name)
+                return mirror is not None or not only_sums or stored_settings(record.settings).metrics_per_partition
 
             for cluster in self._clusters:
                 cluster.want_reports()
             until = now() + _PATIENCE_SECONDS
-            mirrors = tuple(one for cluster in self._clusters for one in cluster.mirrors(is_exact, until))
+            mirrors = tuple(one for cluster in self._clusters for one in cluster.mirrors(is_exact, until, mirror))
             found = ServedStatus(WATCHING, now_ms(), None, mirrors, clusters=self.clusters)
-            self._sums = now(), found
+            if mirror is None:
+                self._sums = now(), found
             return found
 
     def events(self) -> Sequence[tuple[str | None, Events]]:

@@ -123,24 +123,26 @@ class WatchedCluster:
         """Begin to read its recent events."""
         self._recent.ask()
 
-    def mirrors(self, is_exact: Callable[[MirrorRecord], bool], until: float) -> tuple[ServedMirror, ...]:
-        """Return its mirrors: those that must be exact as they are now, others as they were seconds ago at most.
+    def mirrors(
+        self, is_exact: Callable[[MirrorRecord], bool], until: float, mirror: str | None = None
+    ) -> tuple[ServedMirror, ...]:
+        """Return its mirrors, or only one: those that must be exact as they are now, others as seconds ago at most.
 
         While it cannot be read, they are as they were when it was. What lanes report, and a look at the clusters, is
         waited for where there is none, at most `until` a time of `engine.clock.now`. For one thread at a time.
         """
         if self._read is not None and self._error is None:
             self._with_reports.wait(max(0.0, until - now()))
-        found, read = self._mirrors(is_exact), self._read
+        found, read = self._mirrors(is_exact, mirror), self._read
         if read is None or not read.is_fresh:
             return found
         unreported = {one.name: not one.is_reported for one in found}
         looking = self._looks.ask(read.state, unreported)
-        self._looks.forget(unreported)
+        self._looks.forget(one.name for one in read.state.mirrors)
         if looking is None or all(self._looks.last(name) for name, is_so in unreported.items() if is_so):
             return found
         looking.join(max(0.0, until - now()))
-        return self._mirrors(is_exact)
+        return self._mirrors(is_exact, mirror)
 
     def want_reports(self) -> None:
         """Have what lanes report read for some time, and at once if it was not."""
@@ -153,12 +155,12 @@ class WatchedCluster:
     def _are_reports_wanted(self) -> bool:
         return now() - self._asked_at <= _WANTED_SECONDS
 
-    def _mirrors(self, is_exact: Callable[[MirrorRecord], bool]) -> tuple[ServedMirror, ...]:
+    def _mirrors(self, is_exact: Callable[[MirrorRecord], bool], mirror: str | None) -> tuple[ServedMirror, ...]:
         read = self._read
         if read is None:
             return ()
         time_ms = now_ms() if read.is_fresh else read.time_ms  # what is not known is not judged
-        return self._cache.mirrors(read.state, self._looks.last, time_ms, is_exact)
+        return self._cache.mirrors(read.state, self._looks.last, time_ms, is_exact, mirror)
 
     def _open(self) -> Destination:
         """Connect to it; once it is known, to no other cluster at its addresses. Raises KmirrorError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import click
 
@@ -102,7 +103,7 @@ def plan_verb(
         properties = {**call.read_properties(str(mirror_config)), **config}
         request = PlanRequest(properties, topics, 30_000, wave_bytes, wave_ms, CopyRates(bandwidth), trial)
     if sample_ms is not None:
-        request = request.sampled(sample_ms)
+        request = replace(request, sample_ms=sample_ms)
     folder = PlanFolder.at(out) if out else None
     with (
         ended_by_signals() if trial else nullcontext(),

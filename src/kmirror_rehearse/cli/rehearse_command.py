@@ -14,6 +14,7 @@ from kmirror.cli.options import (
     assignments_option,
     duration_option,
     file_option,
+    flag_option,
     folder_option,
     topics_option,
     verb,
@@ -35,7 +36,7 @@ _CHECK_MS = 300_000
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
     topics_option("Source topics. Default: topics.include of the file, else all.", of_source=True),
     duration_option("--window", "How old the copied records are at most. Default: 1h.", name="window_ms"),
-    click.Option(["--whole"], is_flag=True, help="Copy topics from their beginning instead."),
+    flag_option("--whole", "Copy topics from their beginning instead."),
     duration_option("--live", "How long to follow the source before it is cut off. Default: 20s.", name="live_ms"),
     duration_option("--timeout", "How long the first copy may take. Default: 30m.", name="copy_ms"),
     duration_option("--rto", "Fail if clients cannot write within this time of the cut.", name="most_ms"),
@@ -52,6 +53,7 @@ _CHECK_MS = 300_000
         " --out rehearsals",
     ),
     changes=True,
+    dry_run=False,
 )
 def rehearse_verb(
     call: Call,

@@ -33,6 +33,7 @@ _PATIENCE_S = 120.0
     " with exit code 7 and the scenario that failed. Cleans up after itself.",
     examples=("kmirror sandbox challenge", "kmirror sandbox challenge -v"),
     changes=True,
+    dry_run=False,
     destination=False,
     documents=False,
 )
@@ -101,7 +102,7 @@ class _Challenge(Stage):
         lost = _DELETED_BELOW - _COPIED
         numbers = (
             f"{_TRUNCATED} at position {_COPIED}: the source starts at offset {_DELETED_BELOW} and ends at"
-            f" {_COPIED + _LATER}; its {lost} records {_COPIED} to {_DELETED_BELOW - 1} were deleted"
+            f" {_COPIED + _LATER}; its {lost} offsets {_COPIED} to {_DELETED_BELOW - 1} were deleted"
         )
         if (row["state"], row["reason"]) != ("FAILED", "SOURCE_TRUNCATED") or numbers not in row["errorMessage"]:
             raise _UnexpectedError(f"{row['state']} {row['reason']}: {row['errorMessage']}, not {numbers!r}")

@@ -42,6 +42,7 @@ _LOCAL = 1000
     " back, and compares every record. The first run downloads Kafka from Maven Central. Cleans up after itself.",
     examples=("kmirror demo", "kmirror demo -v"),
     changes=True,
+    dry_run=False,
     destination=False,
     documents=False,
 )

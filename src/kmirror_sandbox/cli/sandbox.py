@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.options import Call, VerbGroup, folder_option, verb
+from kmirror.cli.options import Call, VerbGroup, flag_option, folder_option, verb
 from kmirror.commands import command_line, option
 from kmirror.errors import RefusedError
 from kmirror.words import counted
@@ -38,11 +38,7 @@ _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Defaul
         type=click.Choice(("scram", "plain", "mtls", "oauth")),
         help="Use TLS, logins (default: scram) and ACLs. Writes client properties for the users admin and kmirror.",
     ),
-    click.Option(
-        ["--tiered"],
-        is_flag=True,
-        help="Enable tiered storage, in a folder that can be slow, fail or be away. Needs a JDK.",
-    ),
+    flag_option("--tiered", "Enable tiered storage, in a folder that can be slow, fail or be away. Needs a JDK."),
     _DIRECTORY,
     examples=(
         "kmirror sandbox up",
@@ -52,7 +48,6 @@ _DIRECTORY = folder_option("--dir", "directory", text="Sandbox directory. Defaul
         "kmirror sandbox up --tiered",
     ),
     changes=True,
-    dry_run=True,
     destination=False,
 )
 def up_verb(
@@ -102,7 +97,6 @@ def up_verb(
     _DIRECTORY,
     examples=("kmirror sandbox down", "kmirror sandbox down --dir /tmp/sandbox --dry-run"),
     changes=True,
-    dry_run=True,
     destination=False,
 )
 def down_verb(call: Call, directory: str | None) -> int:
@@ -147,6 +141,7 @@ def status_verb(call: Call, directory: str | None) -> int:
         "kmirror sandbox produce --topic orders --count 200 --cluster b",
     ),
     changes=True,
+    dry_run=False,
     destination=False,
     documents=False,
 )

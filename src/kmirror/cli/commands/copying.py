@@ -17,14 +17,15 @@ from kmirror.cli.commands.evidence_files import Report
 from kmirror.cli.commands.hook_options import HOOK_TIMEOUT, event_hook
 from kmirror.cli.failures import explain
 from kmirror.cli.options import (
+    HTTP_HOST,
     MASTER,
+    REPORT,
     SPARK_CONF,
     Call,
     duration_option,
     file_option,
-    http_host_option,
+    flag_option,
     mirror_option,
-    report_option,
     topics_option,
     verb,
 )
@@ -46,24 +47,20 @@ if TYPE_CHECKING:
     " in to the source with them.\n\nOn a terminal it shows a live table. Otherwise stdout is a log: a line for each"
     " change, and a summary every minute. With --json the log is on stderr.",
     mirror_option("Name of the mirror. Repeatable.", required=False, multiple=True),
-    click.Option(
-        ["--all", "all_mirrors"],
-        is_flag=True,
-        help="Copy every mirror on the destination, including those created later.",
-    ),
+    flag_option("--all", "Copy every mirror on the destination, including those created later.", name="all_mirrors"),
     MASTER,
-    click.Option(["--until-caught-up"], is_flag=True, help="Exit once everything present at the start is copied."),
+    flag_option("--until-caught-up", "Exit once everything present at the start is copied."),
     duration_option("--timeout", "With --until-caught-up: give up after this long and exit with 5.", name="timeout_ms"),
     duration_option("--for", "Stop after this long, such as 30s or 8h.", name="for_ms"),
-    click.Option(["--standby"], is_flag=True, help="Wait until the running engine stops, then copy."),
-    click.Option(["--take-over"], is_flag=True, help="Fence the running engine and replace it."),
+    flag_option("--standby", "Wait until the running engine stops, then copy."),
+    flag_option("--take-over", "Fence the running engine and replace it."),
     SPARK_CONF,
     click.Option(
         ["--http"],
         metavar="[HOST:]PORT",
         help="Serve /healthz, /readyz, /metrics and a status page over HTTP, on localhost unless HOST is given.",
     ),
-    http_host_option(),
+    HTTP_HOST,
     click.Option(["--metrics-port"], metavar="PORT", help="Same as --http PORT."),
     click.Option(
         ["--log-format"],
@@ -88,6 +85,7 @@ if TYPE_CHECKING:
         " --bootstrap-server b:9092",
     ),
     changes=True,
+    dry_run=False,
 )
 def run_verb(
     call: Call,
@@ -115,7 +113,6 @@ def run_verb(
         raise UsageError("--http and --metrics-port exclude each other", "give --http alone")
     if http_host and http is None and metrics_port is None:
         raise UsageError("--http-host requires --http", "without --http nothing listens")
-    from kmirror.cli.commands.copying import ServiceManager
     from kmirror.cli.commands.log_file import LogFile
     from kmirror.cli.terminal.run_log import RunLog
     from kmirror.engine.clock import now_ms
@@ -129,7 +126,7 @@ def run_verb(
     serve = None
     if where is not None:
         hosts = tuple(name.lower() for name in http_host)
-        serve = partial(serving_run, call.open_destination, Address.parse(where, flag), hosts)
+        serve = partial(serving_run, call.destination, Address.parse(where, flag), hosts)
     request = RunRequest(
         mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors
     )
@@ -148,7 +145,7 @@ def run_verb(
                         log.take(view)
                     show(view)
 
-                done = run(call.open_destination, request, watch, serve, events)
+                done = run(call.destination, request, watch, serve, events)
         except Exception as error:
             service_manager.report_stopping()
             if log is not None:
@@ -169,7 +166,7 @@ def run_verb(
     " meanwhile. Exits with 7 if anything differs.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
-    click.Option(["--full"], is_flag=True, help="Compare every record (default)."),
+    flag_option("--full", "Compare every record (default)."),
     click.Option(
         ["--sample"],
         metavar="N",
@@ -178,8 +175,8 @@ def run_verb(
     ),
     MASTER,
     SPARK_CONF,
-    click.Option(["--explain"], is_flag=True, help="Show which task would compare which ranges, and exit."),
-    report_option(),
+    flag_option("--explain", "Show which task would compare which ranges, and exit."),
+    REPORT,
     examples=(
         "kmirror verify --mirror dr --bootstrap-server b:9092",
         "kmirror verify --mirror dr --topics orders --sample 20 --bootstrap-server b:9092",
@@ -223,6 +220,8 @@ def verify_verb(
 
 def verified(outcome: VerifyOutcome, seconds: float) -> str:
     """Return the outcome of a comparison as a sentence."""
+    if not outcome.rows:
+        return "nothing compared: the mirror has no topics"
     word = "equal" if outcome.exit_code == 0 else "DIFFERENT" if outcome.exit_code == 7 else "not all compared"
     partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
     records = counted(sum(row.records for row in outcome.rows), "record")
@@ -234,7 +233,7 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
 def headline(done: VerbResult, until_caught_up: bool, seconds: float) -> str:
     """Return the outcome of a run as a sentence."""
     lags = [row.lag for row in done.results if row.topic is not None]
-    if not lags and done.warnings:
+    if not lags:
         return f"stopped after {tables.elapsed(seconds)}"
     behind = sum(lag for lag in lags if lag is not None)
     reached = until_caught_up and done.exit_code == 0 and behind == 0 and None not in lags
@@ -295,7 +294,6 @@ class ServiceManager:
         "kmirror append --file records.jsonl --yes --json --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def append_verb(call: Call, file: str) -> int:
     from kmirror.ops.append.append_file import append

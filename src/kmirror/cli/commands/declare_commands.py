@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.commands.direction import direction
+from kmirror.cli.commands.direction import show_direction
 from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.name_cache import cache_names, cached_mirrors
 from kmirror.cli.options import (
@@ -16,6 +16,7 @@ from kmirror.cli.options import (
     SPARK_CONF,
     Call,
     file_option,
+    flag_option,
     mirror_option,
     topics_option,
     verb,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     " file does not have stays as it is. --prune removes settings, filters, and mirrors that never had a topic; what"
     " makes a topic writable or deletes another mirror must be named. Applying again changes nothing.",
     file_option("--file", "File of mirrors (TOML).", required=True, short="-f"),
-    click.Option(["--prune"], is_flag=True, help="Also remove what the file does not have."),
+    flag_option("--prune", "Also remove what the file does not have."),
     topics_option(
         "Mirror topics that the file does not have: remove them, and make them writable.", flags=("--prune-topics",)
     ),
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         "kmirror apply -f mirrors.toml --prune --prune-topics orders --yes --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def apply_verb(
     call: Call,
@@ -77,8 +77,7 @@ def apply_verb(
             rows = run(dry_run=True).changes or ()
             removed = [row for row in rows if row.change.startswith("- ") and row.result is Outcome.DONE]
             for mirror in dict.fromkeys(row.mirror for row in removed):
-                for line in direction(destination, mirror):
-                    screen.note(line)
+                show_direction(screen, destination, mirror)
             for row in removed:
                 screen.note(f"{row.mirror}: {row.change}")
             if removed:

@@ -10,7 +10,7 @@ import click
 
 from kmirror.cli.commands.views import exit_code
 from kmirror.cli.name_cache import cache_names
-from kmirror.cli.options import ALL_MIRRORS, Call, mirror_option, topics_option, verb
+from kmirror.cli.options import ALL_MIRRORS, Call, flag_option, mirror_option, topics_option, verb
 from kmirror.cli.terminal.output import TableOutput
 from kmirror.errors import UsageError
 
@@ -30,18 +30,18 @@ _NONE_PENDING = "No mirror topics found."
     " engine. Unknown numbers are shown as -.",
     mirror_option(ALL_MIRRORS, required=False),
     topics_option("Destination topics. Default: all mirror topics."),
-    click.Option(["--failed"], is_flag=True, help="Show only FAILED partitions and the reason."),
-    click.Option(["--stopped"], is_flag=True, help="Show only STOPPED partitions: last mirrored offset, time, reason."),
+    flag_option("--failed", "Show only FAILED partitions and the reason."),
+    flag_option("--stopped", "Show only STOPPED partitions: last mirrored offset, time, reason."),
     click.Option(
         ["--pending-stopped-only"],
         is_flag=True,
         hidden=True,
         help="Show only topics that are being promoted (kafka-mirrors).",
     ),
-    click.Option(["--wide"], is_flag=True, help="Also show time lag, rate, time left and reason."),
-    click.Option(["--groups"], is_flag=True, help="Show the synced group offsets instead."),
-    click.Option(["--settings"], is_flag=True, help="Show topic settings that differ from the source, and why."),
-    click.Option(["--watch"], is_flag=True, help="Refresh every two seconds on a terminal, until q or Ctrl-C."),
+    flag_option("--wide", "Also show time lag, rate, time left and reason."),
+    flag_option("--groups", "Show the synced group offsets instead."),
+    flag_option("--settings", "Show topic settings that differ from the source, and why."),
+    flag_option("--watch", "Refresh every two seconds on a terminal, until q or Ctrl-C."),
     examples=(
         "kmirror describe --mirror dr --bootstrap-server b:9092",
         "kmirror describe --mirror dr --wide --watch --bootstrap-server b:9092",
@@ -64,7 +64,7 @@ def describe_verb(
     if failed + stopped + wide + groups + settings > 1:
         raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
     from kmirror.ops.show.cluster_view import Prober
-    from kmirror.ops.show.describe import describe, unreadable_notes, upstream_notes
+    from kmirror.ops.show.describe import describe, topic_notes, unreadable_notes
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
     from kmirror.ops.show.describe_settings import TOPIC_SETTINGS, describe_settings
     from kmirror.status.partition_row import (
@@ -108,7 +108,7 @@ def describe_verb(
         return _watch(call, f"kmirror describe  {mirror or 'all mirrors'}", table, read)
     with call.destination() as destination, Prober(destination) as prober:
         rows, unreadable = read(destination, prober)
-        notes += () if groups or settings else upstream_notes(destination, mirror, topics)
+        notes += () if groups or settings else topic_notes(destination, mirror, topics)
         cache_names(destination)
     if pending_stopped_only and not rows and isinstance(call.output, TableOutput):
         call.output.screen.line(_NONE_PENDING)
@@ -133,7 +133,7 @@ def _watch(
     if not isinstance(call.output, TableOutput):
         raise UsageError("--watch and --json exclude each other", "run describe --json repeatedly instead")
     require_terminal(call.output.screen, "--watch", "without --watch describe prints once; scripts use `kmirror wait`")
-    destination = call.open_destination()
+    destination = call.destination()
 
     @contextmanager
     def opened() -> Iterator[Callable[[], tuple[Sequence[Any], Sequence[str]]]]:

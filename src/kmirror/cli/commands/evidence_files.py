@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import alone_in, replace_file
@@ -36,16 +37,31 @@ class AtomicFile:
         """
         file = cls(Path(path).expanduser(), what)
         try:
-            tempfile.TemporaryFile(dir=file.path.parent).close()
+            is_directory = file.path.is_dir()
+            is_other = file.path.exists() and not file.path.is_file()
+            # as long a name as `replace_file` gives it before it is complete
+            tempfile.NamedTemporaryFile(dir=file.path.parent, prefix=f".{file.path.name}.", suffix="." * 8).close()
         except OSError as error:
             raise UsageError(
                 f"{flag}: cannot write {file.path}: {error.strerror}", "give a file in a writable directory"
             ) from None
-        if file.path.is_dir():
+        if is_directory:
             raise UsageError(f"{flag}: {file.path} is a directory", "name a file in it")
-        if file.path.exists() and not file.path.is_file():
+        if is_other:
             raise UsageError(f"{flag}: {file.path} is not a regular file", "name another file")
         return file
+
+    def require_own(self, flag: str, what: str, head_bytes: int, is_own: Callable[[bytes], bool]) -> None:
+        """Raise UsageError if the file exists, and by its first bytes is neither empty nor `what` it is to become."""
+        try:
+            with self.path.open("rb") as found:
+                head = found.read(head_bytes)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UsageError(f"{flag}: cannot read {self.path}: {error.strerror}", "name another file") from None
+        if head and not is_own(head):
+            raise UsageError(f"{flag}: {self.path} is not {what}", "name another file")
 
     def write(self, text: str) -> None:
         """Replace the file's content. Raises KmirrorError if it can no longer be written."""
@@ -89,7 +105,7 @@ FILE: tuple[Column[Report], ...] = (
         "earlier",
         list_of(OBJECT),
         "the reports that the file held before, oldest first",
-        lambda report: list(report.earlier),
+        lambda report: report.earlier,
         only=Only("files that held reports", lambda report: report.earlier),
     ),
 )
@@ -98,7 +114,7 @@ FILE: tuple[Column[Report], ...] = (
 def _reports_in(path: Path) -> tuple[Mapping[str, Any], ...]:
     """Return the reports in a file, oldest first; none if the file is missing or empty."""
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_file(path, MOST_DOCUMENT_BYTES).decode() if path.exists() else ""
         last = json.loads(text) if text.strip() else None
         if last is None:
             return ()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from kmirror.cli.commands.evidence_files import Report
-from kmirror.cli.commands.hook_options import HOOKS, verb_hooks
-from kmirror.cli.commands.stopping import BLOCK_PRODUCERS, show_stopped
+from kmirror.cli.commands.hook_options import HOOKED
+from kmirror.cli.commands.stopping import BLOCK_PRODUCERS, carry_out
 from kmirror.cli.options import (
     MASTER,
     SPARK_CONF,
     Call,
     duration_option,
     file_option,
+    flag_option,
     mirror_option,
-    report_option,
     topics_option,
     verb,
 )
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
+    from kmirror.ops.base.context import Destination
     from kmirror.ops.failback.failback import FailbackPreview
     from kmirror.ops.stop.report import VerbReport
     from kmirror.ops.stop.steps import Gate
@@ -41,14 +39,13 @@ _TOPICS = "Topics. Default: all topics of the mirror."
     mirror_option(),
     file_option("--mirror-config", "Connection to the new primary and mirror settings.", required=True),
     topics_option(_TOPICS),
-    click.Option(["--recreate"], is_flag=True, help="Delete topics with extra records and copy them in full."),
-    click.Option(["--offline"], is_flag=True, help="Write a plan to truncate the logs of stopped brokers."),
+    flag_option("--recreate", "Delete topics with extra records and copy them in full."),
+    flag_option("--offline", "Write a plan to truncate the logs of stopped brokers."),
     file_option("--plan", "File to write the --offline plan to."),
-    click.Option(["--discard"], is_flag=True, help="Do not archive the extra records."),
+    flag_option("--discard", "Do not archive the extra records."),
     MASTER,
     SPARK_CONF,
-    *HOOKS,
-    report_option(),
+    *HOOKED,
     examples=(
         "kmirror failback --mirror back --mirror-config b.properties --dry-run --bootstrap-server a:9092",
         "kmirror failback --mirror back --mirror-config b.properties --recreate --bootstrap-server a:9092",
@@ -56,7 +53,6 @@ _TOPICS = "Topics. Default: all topics of the mirror."
         " --bootstrap-server a:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def failback_verb(
     call: Call,
@@ -69,10 +65,7 @@ def failback_verb(
     discard: bool,
     master: str,
     spark_conf: dict[str, str],
-    before: str | None,
-    after: str | None,
-    hook_ms: int | None,
-    report: str | None,
+    **hooked: Any,
 ) -> int:
     if recreate and offline:
         raise UsageError("--recreate and --offline exclude each other", "give one of them")
@@ -95,19 +88,15 @@ def failback_verb(
                 screen.note(warning)
         return call.confirm("Make the destination a mirror of the source as shown?")
 
-    evidence = Report.at(report) if report else None
     strategy = Strategy.RECREATE if recreate else Strategy.OFFLINE if offline else None
     spark = SparkChoice(master, spark_conf)
     request = FailbackRequest(mirror, call.read_properties(mirror_config), topics, strategy, plan, discard, spark=spark)
-    hooks = verb_hooks(call, "failback", before, after, hook_ms)
 
-    def work(gate: Gate) -> VerbReport:
+    def work(destination: Destination, gate: Gate) -> VerbReport:
         with call.output.working() as watch:
             return failback(destination, request, agree, watch, dry_run=call.dry_run, gate=gate)
 
-    with call.destination() as destination:
-        done = hooks.carry_out(destination, work, dry_run=call.dry_run)
-    return show_stopped(call, done, evidence)
+    return carry_out(call, "failback", work, **hooked)
 
 
 @verb(
@@ -121,14 +110,12 @@ def failback_verb(
     duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
     BLOCK_PRODUCERS,
     MASTER,
-    *HOOKS,
-    report_option(),
+    *HOOKED,
     examples=(
         "kmirror switchover --mirror dr --mirror-config b.properties --dry-run --bootstrap-server b:9092",
         "kmirror switchover --mirror dr --mirror-config b.properties --timeout 30m --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def switchover_verb(
     call: Call,
@@ -138,24 +125,17 @@ def switchover_verb(
     timeout_ms: int | None,
     block_producers: bool,
     master: str,
-    before: str | None,
-    after: str | None,
-    hook_ms: int | None,
-    report: str | None,
+    **hooked: Any,
 ) -> int:
     from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
     from kmirror.ops.run.signals import stopping
 
-    evidence = Report.at(report) if report else None
     request = SwitchoverRequest(
         mirror, call.read_properties(mirror_config), topics, timeout_ms, master=master, block_producers=block_producers
     )
-    hooks = verb_hooks(call, "switchover", before, after, hook_ms)
 
-    def work(gate: Gate) -> VerbReport:
+    def work(destination: Destination, gate: Gate) -> VerbReport:
         with stopping() as stop, call.output.promoting() as show:
             return switchover(destination, request, show, stop, dry_run=call.dry_run, gate=gate)
 
-    with call.destination() as destination:
-        done = hooks.carry_out(destination, work, dry_run=call.dry_run)
-    return show_stopped(call, done, evidence)
+    return carry_out(call, "switchover", work, **hooked)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kmirror.cli.options import Call, duration_option
+from kmirror.cli.options import REPORT, Call, duration_option
 from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kmirror.ops.stop.verb_hooks import VerbHooks
 
 HOOK_TIMEOUT = duration_option("--hook-timeout", "Kill the command after this long. Default: 60s.", name="hook_ms")
-HOOKS = (
+#: Of verbs that move topics: commands to run before and after, and the file of evidence.
+HOOKED = (
     click.Option(
         ["--before"],
         metavar="CMD",
@@ -22,6 +23,7 @@ HOOKS = (
     ),
     click.Option(["--after"], metavar="CMD", help="Run this command at the end, with the result on its stdin."),
     HOOK_TIMEOUT,
+    REPORT,
 )
 
 

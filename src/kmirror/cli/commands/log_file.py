@@ -33,11 +33,11 @@ class LogFile(RotatingFileHandler):
         """
         file = Path(path).expanduser()
         hint = "give a file in a directory that kmirror may write to"
-        if file.is_dir():
-            raise UsageError(f"--log-file: {file} is a directory", "give the name of a file in it")
-        if (file.is_file() or not file.exists()) and file.parent.is_dir() and not os.access(file.parent, os.W_OK):
-            raise UsageError(f"--log-file: cannot rotate {file}: its directory is not writable", hint)
         try:
+            if file.is_dir():
+                raise UsageError(f"--log-file: {file} is a directory", "give the name of a file in it")
+            if (file.is_file() or not file.exists()) and file.parent.is_dir() and not os.access(file.parent, os.W_OK):
+                raise UsageError(f"--log-file: cannot rotate {file}: its directory is not writable", hint)
             return cls(file, warn)
         except OSError as error:
             raise UsageError(f"--log-file: cannot write {file}: {error.strerror}", hint) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kmirror.beside import beside
-from kmirror.cli.commands.direction import direction
+from kmirror.cli.commands.direction import show_direction
 from kmirror.cli.name_cache import cache_names
 from kmirror.cli.options import (
     MASTER,
@@ -16,6 +16,7 @@ from kmirror.cli.options import (
     Call,
     assignments_option,
     file_option,
+    flag_option,
     mirror_option,
     topics_option,
     verb,
@@ -46,7 +47,7 @@ def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> Sta
         ["--target"], metavar="ALIAS", help="With --from-mm2: alias of this destination. Default: compare cluster IDs."
     ),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
-    click.Option(["--if-not-exists"], is_flag=True, help="Succeed if an identical mirror already exists."),
+    flag_option("--if-not-exists", "Succeed if an identical mirror already exists."),
     examples=(
         "kmirror create --mirror dr --mirror-config source.properties --bootstrap-server b:9092",
         "kmirror create --mirror dr --mirror-config source.properties --config 'topics.include=orders,payments\\..*'"
@@ -54,7 +55,6 @@ def _start_from(_: click.Context, __: click.Parameter, value: str | None) -> Sta
         "kmirror create --from-mm2 mm2.properties --dry-run --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def create_verb(
     call: Call,
@@ -102,14 +102,8 @@ def create_verb(
     mirror_option(),
     topics_option("Source topics to add. Repeatable.", required=True, of_source=True),
     topics_option("Source topics to exclude, now and later.", flags=("--exclude",), of_source=True),
-    click.Option(
-        ["--adopt"], is_flag=True, help="Adopt existing destination topics whose records are a prefix of the source's."
-    ),
-    click.Option(
-        ["--allow-missing"],
-        is_flag=True,
-        help="Accept names and patterns that match no source topic yet.",
-    ),
+    flag_option("--adopt", "Adopt existing destination topics whose records are a prefix of the source's."),
+    flag_option("--allow-missing", "Accept names and patterns that match no source topic yet."),
     click.Option(
         ["--start-from"], metavar="WHEN", callback=_start_from, help="Where to start copying. Default: start.from."
     ),
@@ -122,7 +116,6 @@ def create_verb(
         "kmirror add --mirror dr --topics clicks --start-from latest --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def add_verb(
     call: Call,
@@ -163,17 +156,11 @@ def add_verb(
     " --accept options. You accept only the loss that is printed.",
     mirror_option(),
     topics_option("Destination topics. Default: all topics of the mirror."),
-    click.Option(["--accept-loss"], is_flag=True, help="Skip records that the source deleted before they were copied."),
-    click.Option(["--trim"], is_flag=True, help="With --accept-loss: also delete the records before the lost ones."),
-    click.Option(
-        ["--accept-reset"],
-        is_flag=True,
-        help="Archive and rebuild topics that were recreated on the source.",
-    ),
-    click.Option(
-        ["--accept-divergence"],
-        is_flag=True,
-        help="Archive records that the source does not have, and rebuild topics that diverged.",
+    flag_option("--accept-loss", "Skip records that the source deleted before they were copied."),
+    flag_option("--trim", "With --accept-loss: also delete the records before the lost ones."),
+    flag_option("--accept-reset", "Archive and rebuild topics that were recreated on the source."),
+    flag_option(
+        "--accept-divergence", "Archive records that the source does not have, and rebuild topics that diverged."
     ),
     examples=(
         "kmirror recover --mirror dr --bootstrap-server b:9092",
@@ -181,7 +168,6 @@ def add_verb(
         "kmirror recover --mirror dr --topics orders --accept-reset --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def recover_verb(
     call: Call,
@@ -201,8 +187,7 @@ def recover_verb(
     with call.destination() as destination:
         if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
             preview = recover(destination, mirror, topics, consent, dry_run=True)
-            for line in direction(destination, mirror):
-                call.output.screen.note(line)
+            show_direction(call.output.screen, destination, mirror)
             for row in preview.results:
                 call.output.screen.note(row.message or row.result.value)
             call.require_yes("Proceed?")
@@ -224,7 +209,6 @@ def recover_verb(
         "kmirror config --mirror dr --unset retry.timeout.ms --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, ...]) -> int:  # noqa: A002
     from kmirror.ops.mirrors.config import MIRROR_SETTINGS, change_config, show_config
@@ -246,7 +230,6 @@ def config_verb(call: Call, mirror: str, set: dict[str, str], unset: tuple[str, 
         "kmirror delete --mirror dr --dry-run --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def delete_verb(call: Call, mirror: str) -> int:
     from kmirror.ops.base.topic_results import Outcome
@@ -256,8 +239,7 @@ def delete_verb(call: Call, mirror: str) -> int:
         done = delete(destination, mirror, dry_run=True)
         if not call.dry_run and any(row.result is Outcome.DONE for row in done.results):
             if not call.yes:
-                for line in direction(destination, mirror):
-                    call.output.screen.note(line)
+                show_direction(call.output.screen, destination, mirror)
             call.require_yes(f"Delete mirror {mirror}? Its topics are kept.")
             done = delete(destination, mirror)
         done = replace(done, dry_run=call.dry_run)

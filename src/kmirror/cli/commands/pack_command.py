@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.options import Call, file_option, verb
 from kmirror.cli.terminal.plain_tables import size
 from kmirror.commands import command_line
-from kmirror.errors import UsageError
 
 _FLAG = "--output"
 _GZIP = b"\x1f\x8b"
@@ -33,7 +31,7 @@ def pack_verb(call: Call, output: str | None) -> int:
 
     minor = ".".join(platform.python_version_tuple()[:2])
     file = AtomicFile.at(output or f"kmirror-python{minor}-{platform.machine()}.tar.gz", _FLAG, "the archive")
-    _require_own(file.path)
+    file.require_own(_FLAG, "an archive of this command", len(_GZIP), lambda head: head == _GZIP)
     packed = pack_python(file.path.absolute())
     say = call.output.screen.line
     say(f"wrote {file.path} ({size(packed.size_in_bytes)}): Python {packed.python} for {packed.platform}")
@@ -43,16 +41,3 @@ def pack_verb(call: Call, output: str | None) -> int:
         say(f"\nadd to `kmirror run` {masters}:")
         say("  " + command_line(*(word for option in options for word in ("--spark-conf", option))))
     return 0
-
-
-def _require_own(path: Path) -> None:
-    """Raise UsageError if a file exists that is not empty and not an archive."""
-    try:
-        with path.open("rb") as found:
-            head = found.read(len(_GZIP))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"{_FLAG}: cannot read {path}: {error.strerror}", "name another file") from None
-    if head not in {b"", _GZIP}:
-        raise UsageError(f"{_FLAG}: {path} is not an archive of this command", "name another file")

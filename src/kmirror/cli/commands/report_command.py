@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from kmirror.beside import beside
 from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.options import Call, folder_option, mirror_option, verb
 from kmirror.cli.terminal.plain_tables import size
-from kmirror.errors import UsageError
 
 _FLAG = "--html"
 #: A page names its generator within this many bytes.
@@ -32,12 +29,13 @@ _HEAD_BYTES = 2_000
     documents=False,
 )
 def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
+    from kmirror.web.look import GENERATOR
     from kmirror.web.report_facts import report_facts
     from kmirror.web.report_page import page
 
     file = None if html == "-" else AtomicFile.at(html, _FLAG, "the report")
     if file is not None:
-        require_own(file.path)
+        file.require_own(_FLAG, "a kmirror report", _HEAD_BYTES, lambda head: GENERATOR.encode() in head)
     planned = beside("plan_in")(plan, "--plan") if plan else None
     with call.destination() as destination:
         facts = report_facts(destination, mirror)
@@ -49,18 +47,3 @@ def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
         file.write(text)
         call.output.screen.line(f"wrote {file.path} ({size(len(text.encode()))})")
     return 0
-
-
-def require_own(path: Path) -> None:
-    """Raise UsageError if a file exists that is not empty and not a report of this command."""
-    from kmirror.web.look import GENERATOR
-
-    try:
-        with path.open("rb") as found:
-            head = found.read(_HEAD_BYTES)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageError(f"{_FLAG}: cannot read {path}: {error.strerror}", "name another file") from None
-    if head and GENERATOR.encode() not in head:
-        raise UsageError(f"{_FLAG}: {path} is not a kmirror report", "name another file")

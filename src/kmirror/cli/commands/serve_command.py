@@ -11,10 +11,10 @@ import click
 
 from kmirror.cli.options import (
     BOOTSTRAP_ENVIRONMENT,
+    HTTP_HOST,
     Call,
     destination_properties,
     file_option,
-    http_host_option,
     verb,
 )
 from kmirror.errors import UsageError
@@ -40,7 +40,7 @@ _MOST_NAMED = 10
         required=True,
         help="Where to serve, on localhost unless HOST is given.",
     ),
-    http_host_option(),
+    HTTP_HOST,
     click.Option(
         ["--cluster", "clusters"],
         metavar="NAME",

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kmirror.cli.commands.direction import direction
+from kmirror.cli.commands.direction import show_direction
 from kmirror.cli.commands.evidence_files import Report
-from kmirror.cli.commands.hook_options import HOOKS, verb_hooks
-from kmirror.cli.options import MASTER, Call, duration_option, mirror_option, report_option, topics_option, verb
+from kmirror.cli.commands.hook_options import HOOKED, verb_hooks
+from kmirror.cli.options import (
+    MASTER,
+    REPORT,
+    Call,
+    duration_option,
+    flag_option,
+    mirror_option,
+    topics_option,
+    verb,
+)
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror.errors import KmirrorError, UsageError
 
@@ -23,10 +32,9 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 20
 #: For promote and switchover.
-BLOCK_PRODUCERS = click.Option(
-    ["--block-producers"],
-    is_flag=True,
-    help="When almost caught up, deny everyone WRITE on the source topics. Needs ALTER on the source cluster.",
+BLOCK_PRODUCERS = flag_option(
+    "--block-producers",
+    "When almost caught up, deny everyone WRITE on the source topics. Needs ALTER on the source cluster.",
 )
 _TOPICS = "Destination topics. Default: all topics of the mirror."
 
@@ -42,7 +50,6 @@ _TOPICS = "Destination topics. Default: all topics of the mirror."
         "kmirror pause --mirror dr --topics orders --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def pause_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     from kmirror.ops.mirrors.pause import pause
@@ -61,7 +68,6 @@ def pause_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
         "kmirror resume --mirror dr --topics orders --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     from kmirror.ops.mirrors.pause import resume
@@ -81,17 +87,16 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
     topics_option("Topics to exclude.", flags=("--exclude",)),
     duration_option("--timeout", "Give up after this long and exit with 5. Default: wait forever.", name="timeout_ms"),
     duration_option("--idle", "How long the source must receive no records. Default: 10s.", name="idle_ms"),
-    click.Option(["--allow-producers"], is_flag=True, help="Do not wait for producers to stop."),
+    flag_option("--allow-producers", "Do not wait for producers to stop."),
     BLOCK_PRODUCERS,
-    click.Option(["--verify"], is_flag=True, help="Compare records before stopping a topic."),
-    click.Option(["--together"], is_flag=True, help="Stop all topics at the same time, or none."),
+    flag_option("--verify", "Compare records before stopping a topic."),
+    flag_option("--together", "Stop all topics at the same time, or none."),
     click.Option(
         ["--batch"], type=click.IntRange(1), metavar="N", help="Promote in batches of N topics that stop together."
     ),
     duration_option("--pause", "With --batch: how long to wait between batches. Default: 0s.", name="pause_ms"),
     MASTER,
-    *HOOKS,
-    report_option(),
+    *HOOKED,
     examples=(
         "kmirror promote --mirror dr --dry-run --bootstrap-server b:9092",
         "kmirror promote --mirror dr --timeout 30m --bootstrap-server b:9092",
@@ -99,7 +104,6 @@ def resume_verb(call: Call, mirror: str, topics: TopicSelector | None) -> int:
         "kmirror promote --mirror dr --batch 20 --pause 5m --report batches.json --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def promote_verb(
     call: Call,
@@ -115,10 +119,7 @@ def promote_verb(
     batch: int | None,
     pause_ms: int | None,
     master: str,
-    before: str | None,
-    after: str | None,
-    hook_ms: int | None,
-    report: str | None,
+    **hooked: Any,
 ) -> int:
     if pause_ms is not None and batch is None:
         raise UsageError("--pause requires --batch", "give both, or neither")
@@ -131,21 +132,17 @@ def promote_verb(
     from kmirror.ops.stop.promote import promote
     from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest
 
-    evidence = Report.at(report) if report else None
     idle = None if allow_producers else IDLE_MS if idle_ms is None else idle_ms
     request = PromoteRequest(mirror, topics, exclude, timeout_ms, idle, verify, master, together, block_producers)
-    hooks, dry_run = verb_hooks(call, "promote", before, after, hook_ms), call.dry_run
 
-    def work(gate: Gate) -> VerbReport:
+    def work(destination: Destination, gate: Gate) -> VerbReport:
         with stopping() as stop, call.output.promoting() as show:
+            how: dict[str, Any] = {"dry_run": call.dry_run, "gate": gate}
             if batch is None:
-                return promote(destination, request, show, stop, dry_run=dry_run, gate=gate)
-            pause = pause_ms or 0
-            return promote_in_batches(destination, request, batch, pause, show, stop, dry_run=dry_run, gate=gate)
+                return promote(destination, request, show, stop, **how)
+            return promote_in_batches(destination, request, batch, pause_ms or 0, show, stop, **how)
 
-    with call.destination() as destination:
-        done = hooks.carry_out(destination, work, dry_run=dry_run)
-    return show_stopped(call, done, evidence)
+    return carry_out(call, "promote", work, **hooked)
 
 
 @verb(
@@ -155,40 +152,32 @@ def promote_verb(
     " --topics it stops the whole mirror and its topic discovery. Use --dry-run for a failover drill.",
     mirror_option(),
     topics_option(_TOPICS),
-    click.Option(
-        ["--fence-with-record"],
-        is_flag=True,
-        help="If kmirror may not write markers: fence with one visible record per partition.",
+    flag_option(
+        "--fence-with-record", "If kmirror may not write markers: fence with one visible record per partition."
     ),
-    *HOOKS,
-    report_option(),
+    *HOOKED,
     examples=(
         "kmirror failover --mirror dr --dry-run --bootstrap-server b:9092",
         "kmirror failover --mirror dr --report failover.json --bootstrap-server b:9092",
         "kmirror failover --mirror dr --topics orders --yes --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def failover_verb(
     call: Call,
     mirror: str,
     topics: TopicSelector | None,
     fence_with_record: bool,
-    before: str | None,
-    after: str | None,
-    hook_ms: int | None,
-    report: str | None,
+    **hooked: Any,
 ) -> int:
     from kmirror.ops.stop.failover import failover
 
-    hooks = verb_hooks(call, "failover", before, after, hook_ms)
     stop = partial(failover, mirror=mirror, topics=topics, fence_with_record=fence_with_record)
 
-    def hooked(destination: Destination, dry_run: bool) -> VerbReport:
-        return hooks.carry_out(destination, lambda gate: stop(destination, dry_run=dry_run, gate=gate), dry_run=dry_run)
+    def work(destination: Destination, gate: Gate) -> VerbReport:
+        return stop(destination, dry_run=call.dry_run, gate=gate)
 
-    return _stop(call, mirror, hooked, "Stop mirroring these topics now?", report)
+    return carry_out(call, "failover", work, lambda destination: _ask(call, destination, mirror, stop), **hooked)
 
 
 @verb(
@@ -197,39 +186,53 @@ def failover_verb(
     " whatever their lag, and are not discovered again.",
     mirror_option(),
     topics_option("Destination topics to remove. Repeatable.", required=True),
-    report_option(),
+    REPORT,
     examples=(
         "kmirror remove --mirror dr --topics orders --bootstrap-server b:9092",
         "kmirror remove --mirror dr --topics 'test-.*' --dry-run --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=True,
 )
 def remove_verb(call: Call, mirror: str, topics: TopicSelector, report: str | None) -> int:
     from kmirror.ops.stop.failover import remove
 
-    return _stop(call, mirror, partial(remove, mirror=mirror, topics=topics), "Stop mirroring these topics?", report)
+    stop = partial(remove, mirror=mirror, topics=topics)
+
+    def work(destination: Destination, _: Gate) -> VerbReport:
+        return stop(destination, dry_run=call.dry_run)
+
+    return carry_out(call, "remove", work, lambda destination: _ask(call, destination, mirror, stop), report=report)
 
 
-def _stop(call: Call, mirror: str, stop: Callable[..., VerbReport], question: str, report: str | None) -> int:
-    """Show what a stop would do and ask, unless `--yes` is given; then stop, or with `--dry-run` only show it."""
+def carry_out(
+    call: Call,
+    verb: str,
+    work: Callable[[Destination, Gate], VerbReport],
+    ask: Callable[[Destination], None] = lambda _: None,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    hook_ms: int | None = None,
+    report: str | None = None,
+) -> int:
+    """Ask unless that was answered, carry out a verb with its hooks, and show what it did; return the exit code."""
     evidence = Report.at(report) if report else None
+    hooks = verb_hooks(call, verb, before, after, hook_ms)
     with call.destination() as destination:
         if not call.dry_run and not call.yes:
-            _ask(call, destination, mirror, stop(destination, dry_run=True), question)
-        done = stop(destination, dry_run=call.dry_run)
-    return show_stopped(call, done, evidence)
+            ask(destination)
+        done = hooks.carry_out(destination, partial(work, destination), dry_run=call.dry_run)
+    return _show_stopped(call, done, evidence)
 
 
-def _ask(call: Call, destination: Destination, mirror: str, preview: VerbReport, question: str) -> None:
-    """Show what would be done, and ask for confirmation.
+def _ask(call: Call, destination: Destination, mirror: str, stop: Callable[..., VerbReport]) -> None:
+    """Show what a stop would do, and ask for confirmation.
 
     Raises:
         RefusedError: the answer is no, or there is no terminal.
     """
-    screen = call.output.screen
-    for line in direction(destination, mirror):
-        screen.note(line)
+    preview, screen = stop(destination, dry_run=True), call.output.screen
+    show_direction(screen, destination, mirror)
     from kmirror.ops.stop.report import needs_attention, totals_sentences
 
     totals, rows = preview.result.totals, preview.result.results
@@ -242,10 +245,10 @@ def _ask(call: Call, destination: Destination, mirror: str, preview: VerbReport,
         screen.note(f"and {len(shown) - _MOST_SHOWN} more; --dry-run shows all of them")
     for warning in preview.result.warnings:
         screen.note(warning)
-    call.require_yes(question)
+    call.require_yes("Stop mirroring these topics now?")
 
 
-def show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
+def _show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
     """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
         try:

@@ -32,7 +32,7 @@ def top_verb(call: Call, mirror: str | None) -> int:
     require_terminal(
         call.output.screen, "top", "use `kmirror describe --wide` to print the same once, with --json for scripts"
     )
-    destination = call.open_destination()
+    destination = call.destination()
     show_live(call.output.screen, _opened(destination, mirror), TopView(destination.bootstrap_server))
     return 0
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from kmirror.cli.options import Call, file_option, folder_option, verb
+from kmirror.cli.options import Call, file_option, flag_option, folder_option, verb
 
 if TYPE_CHECKING:
     from kmirror.ops.failback.truncate_logs import Preview
@@ -20,14 +18,13 @@ if TYPE_CHECKING:
     " next to the logs.",
     file_option("--plan", "Plan written by `kmirror failback --offline`.", required=True),
     folder_option("--log-dir", text="One directory of log.dirs. Repeatable.", required=True, multiple=True),
-    click.Option(["--undo"], is_flag=True, help="Restore the truncated records; possible until the broker is started."),
+    flag_option("--undo", "Restore the truncated records; possible until the broker is started."),
     examples=(
         "kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data --dry-run",
         "kmirror truncate-logs --plan plan.json --log-dir /data1/kafka --log-dir /data2/kafka",
         "kmirror truncate-logs --plan plan.json --log-dir /var/lib/kafka/data --undo",
     ),
     changes=True,
-    dry_run=True,
     destination=False,
 )
 def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bool) -> int:

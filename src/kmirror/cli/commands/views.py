@@ -15,12 +15,14 @@ from kmirror.cli.options import (
     assignments_option,
     duration_option,
     file_option,
+    flag_option,
     mirror_option,
     topics_option,
     verb,
 )
+from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode, UsageError
-from kmirror.words import counted
+from kmirror.words import counted, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +51,10 @@ def list_verb(call: Call) -> int:
         unreadable = unreadable_notes(destination)
         cache_names(destination)
     call.output.rows(KAFKA_MIRRORS if call.kafka_action else MIRRORS, rows)
+    for mirror, number in ((row.mirror, row.not_added) for row in rows if row.not_added):
+        what = counted(number, "source topic matches its filters and is", "source topics match its filters and are")
+        why = f"`{on_mirror('describe', mirror)}` says why"
+        call.output.screen.note(f"kmirror: note: mirror {visible(mirror)}: {what} not mirrored; {why}")
     return exit_code(call, unreadable)
 
 
@@ -112,7 +118,7 @@ def wait_verb(
     mirror_option(required=False),
     file_option("--mirror-config", "File to check, as for `kmirror create`."),
     assignments_option("--config", "Set or override one property of FILE. Repeatable."),
-    click.Option(["--probe"], is_flag=True, help="Try what copying relies on, on a temporary topic."),
+    flag_option("--probe", "Try what copying relies on, on a temporary topic."),
     examples=(
         "kmirror check --mirror-config source.properties --bootstrap-server b:9092",
         "kmirror check --probe --bootstrap-server b:9092",
@@ -145,7 +151,7 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     " such as 2h. With --follow --json each event is one line.",
     mirror_option(ALL_MIRRORS, required=False),
     click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
-    click.Option(["--follow"], is_flag=True, help="Show new events as they arrive. Ctrl-C exits with 0."),
+    flag_option("--follow", "Show new events as they arrive. Ctrl-C exits with 0."),
     examples=(
         "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
         "kmirror events --since 2026-03-01T12:00:00Z --json --bootstrap-server b:9092",

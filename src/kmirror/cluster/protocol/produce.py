@@ -2,7 +2,8 @@
 
 Version 13 names topics by id (brokers from 4.1 on), versions 9 to 12 by name. What an error code means here:
 
-* 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then.
+* 0: appended at `base_offset`, or a repeat of one of the producer's last five batches: the offset it got then, and the
+  batch's largest timestamp as if it were a log append time.
 * 45: the log end is not where this batch's sequence number says. Nothing was written.
 * 47: a higher epoch of our producer id exists: another writer fenced us.
 * 7, 20: written at the leader, perhaps not replicated: read the log end.
@@ -51,6 +52,8 @@ _PARTITION_ANSWER = struct.Struct(">ihqqq")
 #: The same, and the three bytes after it where there is no error.
 _PLAIN_ANSWER = struct.Struct(">ihqqq3s")
 _topic_of = itemgetter(0)
+#: The log append time of records that keep their own.
+_NO_TIME = -1
 #: A compact string that is null.
 NULL_STRING = b"\x00"
 #: No record errors, no message, no tagged fields: how almost every partition's answer ends.
@@ -71,6 +74,19 @@ class ProducerState:
     current_txn_start_offset: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """What a broker's settings mean for appends; None for what it does not say."""
+
+    #: How long it remembers an idle producer id.
+    expiration_ms: int | None = None
+    #: The largest request that it takes.
+    request_bytes: int | None = None
+
+
+NO_LIMITS = AppendLimits()
+
+
 class Append(NamedTuple):
     """One batch for one partition; `batch.set_producer` has been applied to it."""
 
@@ -88,6 +104,8 @@ class AppendAnswer(NamedTuple):
     error_code: int
     base_offset: int
     error_message: str | None
+    #: The timestamp that the broker gave all records in place of their own (LogAppendTime), epoch ms; None if none.
+    log_append_time: int | None = None
 
 
 def request(
@@ -123,6 +141,12 @@ def request(
     buffers.append(prefix)
     buffers[0] = INT32.pack(size + len(prefix))
     return buffers
+
+
+def request_bytes(version: int, client_id: str, appends: Sequence[Append]) -> int:
+    """Return the size of a request as its broker counts it: without the length before it."""
+    prefix, *_ = request(0, version, client_id, appends, acks=ACKS_ALL, timeout_ms=0)
+    return int(INT32.unpack_from(prefix)[0])
 
 
 def exchange(appends: Sequence[Append], timeout_ms: int, transactional_id: str | None = None) -> Exchange:
@@ -169,14 +193,18 @@ def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
         plain = list(_PLAIN_ANSWER.iter_unpack(frame[position:end])) if position < end < len(frame) else []
         if all(rest == _NO_ERRORS for _, _, _, _, _, rest in plain):
             make, name = tuple.__new__, topic or ""
-            answers += [make(AppendAnswer, (name, index, code, base, None)) for index, code, base, _, _, _ in plain]
+            answers += [
+                make(AppendAnswer, (name, index, code, base, None, None if stamp == _NO_TIME else stamp))
+                for index, code, base, stamp, _, _ in plain
+            ]
             count, position = count - len(plain), end if plain else position
         for _ in range(count - 1):
-            index, code, base_offset, _, _ = _PARTITION_ANSWER.unpack_from(frame, position)
+            index, code, base_offset, stamp, _ = _PARTITION_ANSWER.unpack_from(frame, position)
+            log_append_time = None if stamp == _NO_TIME else stamp
             position += _PARTITION_ANSWER.size
             if frame[position : position + 3] == _NO_ERRORS:
                 position += 3
-                answers.append(AppendAnswer(topic or "", index, code, base_offset, None))
+                answers.append(AppendAnswer(topic or "", index, code, base_offset, None, log_append_time))
                 continue
             errors, position = read_unsigned_varint(frame, position)
             detail = None
@@ -185,7 +213,7 @@ def answer(frame: memoryview, version: int) -> tuple[list[AppendAnswer], int]:
                 position = skip_tagged_fields(frame, position)
             message, position = read_compact_string(frame, position)
             position = skip_tagged_fields(frame, position)
-            answers.append(AppendAnswer(topic or "", index, code, base_offset, detail or message))
+            answers.append(AppendAnswer(topic or "", index, code, base_offset, detail or message, log_append_time))
         position = skip_tagged_fields(frame, position)
     (throttle_time_ms,) = INT32.unpack_from(frame, position)
     return answers, throttle_time_ms

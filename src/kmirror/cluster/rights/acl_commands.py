@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option, options
+from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
+from kmirror.words import address_of, visible
 
 #: A placeholder for an unknown principal.
 UNKNOWN_PRINCIPAL = "User:NAME"
@@ -27,9 +31,7 @@ def login_principal(config: ClientConfig) -> str | None:
 
 def admin_options(config: ClientConfig) -> Arguments:
     """Return the options for Kafka's tools to reach a cluster; `admin.properties` has an administrator's login."""
-    servers = ",".join(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in config.bootstrap_servers
-    )
+    servers = ",".join(address_of(host, port) for host, port in config.bootstrap_servers)
     login = () if config.security_protocol == "PLAINTEXT" else AS_ADMIN
     return (*option("--bootstrap-server", servers), *login)
 
@@ -44,6 +46,15 @@ def grant_line(config: ClientConfig, operations: Iterable[str], *resource: str) 
         *options("--operation", map(operation_flag, operations)),
         *resource,
     )
+
+
+def cluster_refusal(config: ClientConfig, answer: Any, what: str, right: str) -> KmirrorError:
+    """Return the error for the code and message of an answer of `kafka.protocol`; `right` on the cluster is needed."""
+    code: int = answer.error_code
+    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
+        lacking = f"{what}: we lack {right} on the cluster"
+        return UnreachableError(lacking, grant_line(config, (right,), "--cluster"), Reason.NOT_AUTHORIZED)
+    return BrokerError(code, code_name(code), what, visible(answer.error_message or ""))
 
 
 def alter_topic(config: ClientConfig, topic: str, settings: str) -> str:

@@ -11,8 +11,9 @@ Creating a binding that exists and deleting one that does not have no effect, so
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
@@ -24,20 +25,18 @@ from kmirror.cluster.protocol.acl_binding import (
     PatternType,
     ResourceType,
 )
-from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.questions import Question
-from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line, operation_flag
+from kmirror.cluster.rights.acl_commands import PREFIXED, cluster_refusal, operation_flag
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
-from kmirror.words import visible
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 
 _SECURITY_DISABLED = 54
-_NOT_CONTROLLER = 41
 _ANY = 1
 _AT_ONCE = 500
 _PAUSE_S = 0.05
-_AGAIN = frozenset({_NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
+_AGAIN = frozenset({Code.NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
 
 
 def _codes(words: type[StrEnum], first: int) -> dict[Any, int]:
@@ -83,23 +82,8 @@ def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     """
     from kafka.protocol.admin import CreateAclsRequest
 
-    creation = CreateAclsRequest.AclCreation
-
     def request(some: Sequence[AclBinding]) -> Any:
-        return CreateAclsRequest(
-            creations=[
-                creation(
-                    resource_type=_RESOURCE_CODES[one.resource_type],
-                    resource_name=one.resource_name,
-                    resource_pattern_type=_PATTERN_CODES[one.pattern_type],
-                    principal=one.principal,
-                    host=one.host,
-                    operation=OPERATION_CODES[one.operation],
-                    permission_type=_PERMISSION_CODES[one.permission],
-                )
-                for one in some
-            ]
-        )
+        return CreateAclsRequest(creations=[CreateAclsRequest.AclCreation(*_encoded(one)) for one in some])
 
     return _change(client, bindings, request, lambda answer: answer.results, "creating the ACL")
 
@@ -112,23 +96,8 @@ def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     """
     from kafka.protocol.admin import DeleteAclsRequest
 
-    filter_type = DeleteAclsRequest.DeleteAclsFilter
-
     def request(some: Sequence[AclBinding]) -> Any:
-        return DeleteAclsRequest(
-            filters=[
-                filter_type(
-                    resource_type_filter=_RESOURCE_CODES[one.resource_type],
-                    resource_name_filter=one.resource_name,
-                    pattern_type_filter=_PATTERN_CODES[one.pattern_type],
-                    principal_filter=one.principal,
-                    host_filter=one.host,
-                    operation=OPERATION_CODES[one.operation],
-                    permission_type=_PERMISSION_CODES[one.permission],
-                )
-                for one in some
-            ]
-        )
+        return DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(*_encoded(one)) for one in some])
 
     return _change(client, bindings, request, lambda answer: answer.filter_results, "deleting the ACL")
 
@@ -214,12 +183,25 @@ def _described(resource_type: ResourceType | None) -> Any:
 
 def _bindings(config: ClientConfig, answer: Any) -> frozenset[AclBinding]:
     if answer.error_code:
-        raise _refusal(config, answer.error_code, answer.error_message, "describing ACLs", "Describe")
+        raise _refusal(config, answer, "describing ACLs", "DESCRIBE")
     return frozenset(_decoded(answer))
 
 
 #: All ACLs; raises as `describe_acls`.
 ACLS = Question(lambda: _described(None), _bindings)
+
+
+def _encoded(one: AclBinding) -> tuple[int | str, ...]:
+    """Return an ACL's fields in the order that they have in the requests to create and to delete it."""
+    return (
+        _RESOURCE_CODES[one.resource_type],
+        one.resource_name,
+        _PATTERN_CODES[one.pattern_type],
+        one.principal,
+        one.host,
+        OPERATION_CODES[one.operation],
+        _PERMISSION_CODES[one.permission],
+    )
 
 
 def _decoded(answer: Any) -> Iterator[AclBinding]:
@@ -243,7 +225,8 @@ def _change(
     client: ClusterClient, bindings: Collection[AclBinding], request: Any, results_of: Any, what: str
 ) -> dict[AclBinding, KmirrorError | None]:
     outcomes: dict[AclBinding, KmirrorError | None] = {}
-    for some in _chunks(sorted(bindings)):
+    left = iter(sorted(bindings))
+    while some := list(islice(left, _AT_ONCE)):
         deadline = time.monotonic() + client.config.request_timeout_ms / 1000
         while True:
             results = list(results_of(client.ask_any(request(some))))
@@ -251,24 +234,12 @@ def _change(
                 break
             time.sleep(_PAUSE_S)
         for binding, result in zip(some, results, strict=True):
-            code = result.error_code
-            doing = f"{what} {binding}"
-            outcomes[binding] = _refusal(client.config, code, result.error_message, doing, "Alter") if code else None
+            is_refused = bool(result.error_code)
+            outcomes[binding] = _refusal(client.config, result, f"{what} {binding}", "ALTER") if is_refused else None
     return outcomes
 
 
-def _refusal(config: ClientConfig, code: int, detail: str | None, what: str, right: str) -> KmirrorError:
-    if code == _SECURITY_DISABLED:
+def _refusal(config: ClientConfig, answer: Any, what: str, right: str) -> KmirrorError:
+    if answer.error_code == _SECURITY_DISABLED:
         return NoAuthorizerError(f"{what}: the cluster has no authorizer", "set authorizer.class.name on its brokers")
-    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
-        return UnreachableError(
-            f"{what}: we lack {right.upper()} on the cluster",
-            grant_line(config, (right,), "--cluster"),
-            Reason.NOT_AUTHORIZED,
-        )
-    return BrokerError(code, code_name(code), what, visible(detail or ""))
-
-
-def _chunks(bindings: Sequence[AclBinding]) -> Iterable[Sequence[AclBinding]]:
-    for first in range(0, len(bindings), _AT_ONCE):
-        yield bindings[first : first + _AT_ONCE]
+    return cluster_refusal(config, answer, what, right)

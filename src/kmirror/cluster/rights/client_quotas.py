@@ -13,13 +13,11 @@ from itertools import groupby
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.questions import Question
-from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import cluster_refusal
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
-from kmirror.words import visible
+from kmirror.errors import KmirrorError
 
 
 def describe_quotas(client: ClusterClient, timeout: float | None = None) -> frozenset[Quota]:
@@ -61,12 +59,10 @@ def alter_quotas(
         validate_only=False,
     )
     failed: dict[Quota, KmirrorError] = {}
-    for (entity, some), result in zip(by_entity.items(), client.ask_any(request).entries, strict=True):
-        try:
-            what = f"changing {some[0][0]}"
-            _raise_for(client.config, result.error_code, result.error_message, what, "ALTER_CONFIGS")
-        except KmirrorError as error:
-            failed |= dict.fromkeys((one for one, _ in by_entity[entity]), error)
+    for some, result in zip(by_entity.values(), client.ask_any(request).entries, strict=True):
+        if result.error_code:
+            error = cluster_refusal(client.config, result, f"changing {some[0][0]}", "ALTER_CONFIGS")
+            failed |= dict.fromkeys((one for one, _ in some), error)
     return failed
 
 
@@ -80,17 +76,6 @@ def scram_users(client: ClusterClient, timeout: float | None = None) -> frozense
     return SCRAM_USERS.ask(client, timeout)
 
 
-def _raise_for(config: ClientConfig, code: int, detail: str | None, what: str, right: str) -> None:
-    if code == Code.CLUSTER_AUTHORIZATION_FAILED:
-        raise UnreachableError(
-            f"{what}: we lack {right} on the cluster",
-            grant_line(config, (right,), "--cluster"),
-            Reason.NOT_AUTHORIZED,
-        )
-    if code:
-        raise BrokerError(code, code_name(code), what, visible(detail or ""))
-
-
 def _quotas_request() -> Any:
     from kafka.protocol.admin import DescribeClientQuotasRequest
 
@@ -98,7 +83,8 @@ def _quotas_request() -> Any:
 
 
 def _quotas_in(config: ClientConfig, answer: Any) -> frozenset[Quota]:
-    _raise_for(config, answer.error_code, answer.error_message, "describing quotas", "DESCRIBE_CONFIGS")
+    if answer.error_code:
+        raise cluster_refusal(config, answer, "describing quotas", "DESCRIBE_CONFIGS")
     return frozenset(
         Quota(tuple(sorted((part.entity_type, part.entity_name or "") for part in entry.entity)), one.key, one.value)
         for entry in answer.entries or ()
@@ -113,7 +99,8 @@ def _users_request() -> Any:
 
 
 def _users_in(config: ClientConfig, answer: Any) -> frozenset[str]:
-    _raise_for(config, answer.error_code, answer.error_message, "describing SCRAM users", "DESCRIBE")
+    if answer.error_code:
+        raise cluster_refusal(config, answer, "describing SCRAM users", "DESCRIBE")
     return frozenset(one.user for one in answer.results if not one.error_code)
 
 

@@ -20,9 +20,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from uuid import UUID
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
     EVERYONE,
@@ -132,16 +132,10 @@ def _with(client: ClusterClient, tried: list[AclBinding], names: Mapping[str, st
 
 def _seen(client: ClusterClient, names: Collection[str], node_id: int | None = None) -> dict[str, bool]:
     """Return of topics that do not exist whether we may see them: if not, brokers answer that we are not authorized."""
-    from kafka.protocol.metadata import MetadataRequest
-
-    topic_type = MetadataRequest.MetadataRequestTopic
-    request = MetadataRequest(
-        topics=[topic_type(topic_id=UUID(int=0), name=name) for name in names], allow_auto_topic_creation=False
-    )
     brokers = client.metadata([]).brokers
     broker = brokers[min(brokers) if node_id is None else node_id]
-    answer = client.connect(broker.node_id, broker.host, broker.port).request(request, highest=12)
-    return {topic.name: topic.error_code != Code.TOPIC_AUTHORIZATION_FAILED for topic in answer.topics}
+    answer = client.connect(broker.node_id, broker.host, broker.port).request(metadata.exchange(names))
+    return {name: one.error_code != Code.TOPIC_AUTHORIZATION_FAILED for name, one in answer.topics.items()}
 
 
 def _binding(name: str, principal: str, permission: AclPermission) -> AclBinding:

@@ -15,12 +15,14 @@ A value may contain several. The value of a reference is not searched for refere
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kmirror.bounded_files import read_file
 from kmirror.cluster.security.jaas import JaasEntry, parse_jaas
 from kmirror.cluster.security.trust import BINDING, REFERENCE, Judge
 from kmirror.errors import Reason, UnreachableError, UsageError
@@ -57,7 +59,11 @@ def read_properties(path: str | Path) -> dict[str, str]:
         UsageError: the file cannot be read or parsed; names it and says why.
     """
     try:
-        text = Path(path).read_bytes().decode("iso-8859-1")
+        content = read_file(path)
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UsageError(f"{path} is UTF-16 text", "save it as UTF-8")
+        # Java's files have no byte order mark, but editors may add one
+        text = content.removeprefix(codecs.BOM_UTF8).decode("iso-8859-1")
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cannot read the properties file {path}: {_why(error)}", "name a readable file of Java properties"
@@ -189,7 +195,7 @@ def _lookup(
         if key in {".", ".."} or "/" in key:
             raise _UnresolvedError("KEY must be the name of a file in the folder")
         try:
-            return (Path(path) / key).read_text("utf-8").removesuffix("\n").removesuffix("\r")
+            return read_file(Path(path) / key).decode("utf-8").removesuffix("\n").removesuffix("\r")
         except (OSError, ValueError) as error:
             raise _UnresolvedError(_why(error)) from None
     if path not in files:
@@ -207,7 +213,7 @@ def _binding(provider: str, path: str, files: Mapping[str, Mapping[str, str]]) -
     if provider == "file":
         return files[path].get(BINDING)
     try:
-        return (Path(path) / BINDING).read_text("utf-8") if provider == "dir" else None
+        return read_file(Path(path) / BINDING).decode("utf-8") if provider == "dir" else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

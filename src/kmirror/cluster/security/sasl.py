@@ -133,7 +133,7 @@ def _mechanism(config: ClientConfig, address: str) -> Any:
     from kafka.net.sasl.scram import SaslMechanismScram
 
     if config.kerberos is not None:
-        return KerberosClient(config.kerberos, address.rpartition(":")[0])
+        return KerberosClient(config.kerberos, address.rpartition(":")[0].strip("[]"))
     username = config.username or ""
     if config.sasl_mechanism == "PLAIN":
         return SaslMechanismPlain(sasl_plain_username=username, sasl_plain_password=config.password)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kmirror.bounded_files import read_file
 from kmirror.cluster.security import jks, pkcs12
 from kmirror.cluster.security.keystores import KeyEntry, SeveralKeysError, StoreError, WrongPasswordError
 from kmirror.cluster.security.properties import referenced_files
@@ -261,7 +262,7 @@ def _found(text: Text, prefix: str, inline_keys: tuple[str, ...]) -> str | _Stor
 
 def _read(key: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{key}: cannot read {path}: {why}", "name a file that this user can read") from None

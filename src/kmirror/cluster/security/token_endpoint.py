@@ -11,10 +11,10 @@ import json
 import ssl
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
+from kmirror.bounded_files import read_file
 from kmirror.cluster.security.tls_material import TlsMaterial
 from kmirror.cluster.security.tokens import Token, expiry_of
 from kmirror.errors import Reason, UnreachableError
@@ -181,7 +181,7 @@ class TokenFile:
             UnreachableError: the file cannot be read, or has no valid token.
         """
         try:
-            value = Path(self.path).read_text("ascii").strip()
+            value = read_file(self.path).decode("ascii").strip()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not a token"
             raise UnreachableError(

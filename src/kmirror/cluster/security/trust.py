@@ -28,6 +28,7 @@ from urllib.parse import SplitResult, urlsplit
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
 from kmirror.errors import PolicyError, Reason, UsageError
+from kmirror.words import address_of
 
 #: Beside a secret, in its properties file or folder: the sources that may be sent it, like `sources`.
 BINDING = "kmirror.allowed.sources"
@@ -133,9 +134,9 @@ class TrustPolicy:
         for host, port in servers:
             if not _names(allowed, host, port):
                 raise _refused(
-                    f"bootstrap.servers: this host lets no mirror log in to {_address(host, port)}, only to "
+                    f"bootstrap.servers: this host lets no mirror log in to {address_of(host, port)}, only to "
                     f"{', '.join(allowed) or 'none'}",
-                    self.sources.hint(_address(host, port), allowed),
+                    self.sources.hint(address_of(host, port), allowed),
                 )
 
     def refuse_token_url(self, key: str, url: str) -> None:
@@ -145,7 +146,7 @@ class TrustPolicy:
             host, port = (wanted.hostname or "").lower(), wanted.port or _PORTS.get(wanted.scheme, 0)
         except ValueError:
             raise UsageError(f"{key} is not a URL", "write https://HOST/PATH") from None
-        plain = f"{wanted.scheme}://{_address(host, port)}{wanted.path}"
+        plain = f"{wanted.scheme}://{address_of(host, port)}{wanted.path}"
         if wanted.username is not None or wanted.password is not None or wanted.query or wanted.fragment:
             raise _refused(f"{key}: the address {plain} has a login or parameters", "write https://HOST/PATH")
         if self.token_urls.entries is not None:
@@ -164,8 +165,9 @@ class TrustPolicy:
         for host, port in servers:
             if not self.limits_sources and not _names(_AWS_HOSTS, host, port):
                 raise _refused(
-                    f"bootstrap.servers: a token of this host's AWS credentials is not sent to {_address(host, port)}",
-                    self.sources.hint(_address(host, port), ()),
+                    "bootstrap.servers: a token of this host's AWS credentials is not sent to"
+                    f" {address_of(host, port)}",
+                    self.sources.hint(address_of(host, port), ()),
                 )
 
 
@@ -195,7 +197,8 @@ class Judge:
         for host, port in self.servers if allowed is not None else ():
             if not _names(allowed or (), host, port):
                 raise _refused(
-                    f"{key}: {place} is for {', '.join(allowed or ()) or 'no source'}, not for {_address(host, port)}",
+                    f"{key}: {place} is for {', '.join(allowed or ()) or 'no source'},"
+                    f" not for {address_of(host, port)}",
                     f"if that is intended, change {BINDING} there",
                 )
 
@@ -279,10 +282,6 @@ def _names(patterns: Iterable[str], host: str, port: int, *, any_port: bool = Fa
         if is_port and fnmatchcase(host.lower(), name.removeprefix("[").removesuffix("]") if ":" in name else name):
             return True
     return False
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_below(wanted: SplitResult, allowed: SplitResult) -> bool:

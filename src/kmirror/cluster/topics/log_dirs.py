@@ -17,10 +17,20 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes that all replicas of a topic take, and bytes free on all brokers' disks together."""
+    """Bytes that all replicas of a topic take, and the largest of them; bytes free on each of the brokers' disks."""
 
     topic_bytes: int
-    free_bytes: int
+    largest_bytes: int
+    free_bytes: tuple[int, ...]
+
+    def lacking(self) -> tuple[int, int] | None:
+        """Return what a copy of the topic may take on one disk, and what is free on the fullest; None if it fits.
+
+        Brokers place replicas by their number, not by what is free, so each disk may get an even share, or the largest.
+        """
+        least = min(self.free_bytes, default=0)
+        needed = max(self.largest_bytes, self.topic_bytes // max(1, len(self.free_bytes)))
+        return (needed, least) if needed > least else None
 
 
 def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
@@ -31,7 +41,8 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
     """
     from kafka.protocol.admin import DescribeLogDirsRequest
 
-    taken = free = 0
+    taken: list[int] = []
+    free: list[int] = []
     for broker in client.metadata([]).brokers.values():
         try:
             connection = client.connect(broker.node_id, broker.host, broker.port)
@@ -44,15 +55,15 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
             return None
         # directories on the same disk report the same sizes
         disks = {(found.total_bytes, found.usable_bytes) for found in answer.results}
-        free += sum(usable for _, usable in disks)
-        taken += sum(
+        free += [usable for _, usable in disks]
+        taken += [
             partition.partition_size
             for found in answer.results
             for one in found.topics
             if one.name == topic
             for partition in one.partitions
-        )
-    return DiskUse(taken, free)
+        ]
+    return DiskUse(sum(taken), max(taken, default=0), tuple(free))
 
 
 def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

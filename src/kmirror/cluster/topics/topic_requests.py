@@ -31,6 +31,8 @@ _THROTTLED = Code.THROTTLING_QUOTA_EXCEEDED
 _CREATE_TOPICS_WITH_ID = 7
 #: The first version of DeleteTopics that takes topic ids.
 _DELETE_TOPICS_BY_ID = 6
+#: What to do where topics cannot be deleted.
+DELETION_DISABLED = "set delete.topic.enable=true for the cluster's controllers and brokers, and restart them"
 _GONE = {Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID}
 
 
@@ -168,7 +170,8 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
     for topic, (code, message, _) in found.items():
         if code not in _GONE:
             name = topic if isinstance(topic, str) else format_topic_id(topic)
-            require(code, f"deleting topic {name}", message)
+            hint = DELETION_DISABLED if code == Code.TOPIC_DELETION_DISABLED else message
+            require(code, f"deleting topic {name}", hint)
 
 
 def _change(

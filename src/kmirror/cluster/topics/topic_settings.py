@@ -56,6 +56,13 @@ def topic_settings(
     return found
 
 
+#: Brokers' keys that do not end with the topic's key.
+_BROKERS_KEYS = {
+    "max.message.bytes": "message.max.bytes",
+    "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+}
+
+
 def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
     """Read the settings that topics of a cluster have by default; without those that the broker does not return.
 
@@ -77,7 +84,7 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
             values = [(entry.name, entry.config_source, entry.value)]
             values += [(one.name, one.source, one.value) for one in entry.synonyms or ()]
             name, _, value = next((one for one in values if one[1] != DYNAMIC_TOPIC_CONFIG), ("", 0, None))
-            if value is not None and name.endswith(entry.name):
+            if value is not None and (name.endswith(entry.name) or name == _BROKERS_KEYS.get(entry.name)):
                 defaults[entry.name] = value
     return defaults
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import ClusterClient, require, seconds_left
-from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
-from kmirror.cluster.protocol.topic_configs import DYNAMIC_TOPIC_CONFIG, TOPIC
-from kmirror.cluster.topics.topic_settings import alteration
+from kmirror.cluster.protocol.topic_configs import TopicSettings
+from kmirror.cluster.topics.topic_settings import alteration, topic_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, RefusedError
 
 _POLICY, _TIME, _BYTES = "cleanup.policy", "retention.ms", "retention.bytes"
@@ -144,6 +144,12 @@ def trim_compacted(client: ClusterClient, offsets: Mapping[TopicPartition, int])
     return found
 
 
+def has_unfinished_trim(settings: TopicSettings) -> bool:
+    """Return whether a topic still has the temporary settings of a trim, by its settings."""
+    retention = settings.get(_TIME)
+    return retention is not None and retention.is_override and _is_marked(retention.value)
+
+
 def unfinished_trims(client: ClusterClient, topics: Collection[str]) -> list[str]:
     """Return the topics that still have the temporary settings of a trim.
 
@@ -210,20 +216,12 @@ def _unmarked(value: str | None) -> int | None:
 
 
 def _own_values(client: ClusterClient, topics: Collection[str]) -> dict[str, dict[str, str]]:
-    from kafka.protocol.admin import DescribeConfigsRequest
-
-    if not topics:
-        return {}
-    resource_type = DescribeConfigsRequest.DescribeConfigsResource
-    keys = [_POLICY, _TIME, _BYTES]
-    resources = [
-        resource_type(resource_type=TOPIC, resource_name=topic, configuration_keys=keys) for topic in sorted(topics)
-    ]
     found = {}
-    for result in client.ask_any(DescribeConfigsRequest(resources=resources), highest=4).results:
-        require(result.error_code, f"reading the settings of {result.resource_name}", result.error_message)
-        own = (config for config in result.configs if config.config_source == DYNAMIC_TOPIC_CONFIG)
-        found[result.resource_name] = {config.name: config.value for config in own if config.value is not None}
+    for topic, settings in topic_settings(client, sorted(topics), [_POLICY, _TIME, _BYTES]).items():
+        if isinstance(settings, int):
+            raise BrokerError(settings, code_name(settings), f"reading the settings of {topic}")
+        own = ((key, one.value) for key, one in settings.items() if one.is_override)
+        found[topic] = {key: value for key, value in own if value is not None}
     return found
 
 

@@ -148,9 +148,10 @@ class EmptyTransactions:
         for one, answer in zip(ids, answers, strict=True):
             if answer.error_code in NOT_COORDINATOR:
                 one.coordinator, trouble = None, code_name(answer.error_code)
-            elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
-                _require(one.name, answer.error_code, "beginning a transaction")
+            elif not answer.error_code:
                 one.producer = answer.producer_id, answer.producer_epoch
+            elif answer.error_code != Code.CONCURRENT_TRANSACTIONS:
+                raise _error_of(one.name, answer.error_code, "beginning a transaction")
         return trouble
 
     def fill(
@@ -295,11 +296,6 @@ def _refuse(transactional_id: str, code: int, what: str) -> NoReturn:
     if code == Code.INVALID_TXN_STATE:
         raise OutcomeUnknown(f"the coordinator aborted the transaction of {transactional_id} on its own")
     raise _error_of(transactional_id, code, what)
-
-
-def _require(transactional_id: str, code: int, what: str) -> None:
-    if code:
-        raise _error_of(transactional_id, code, what)
 
 
 def _error_of(transactional_id: str, code: int, what: str) -> KmirrorError:

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.producers import describe_producers
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
+from kmirror.cluster.producers import producers_in, producers_question
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, MAX_PRODUCER_EPOCH
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.reader import PartitionReader
 
@@ -33,6 +35,9 @@ _PATIENCE_S = 5.0
 _AT_ONCE = 200
 _ANSWER_S = 10.0
 _ROUNDS = 3
+#: How long to wait for replicas in sync: longer than a leader waits for them.
+_REPLICATED_S = 35.0
+_END_AND_MARK = (Lookup(LATEST, log_end=True), Lookup(LATEST))
 #: A writer that fills offsets may have moved to a higher epoch since its epoch was read.
 _EPOCHS_AHEAD = 10
 #: A marker's value: version, coordinator epoch.
@@ -62,14 +67,38 @@ class FenceResult:
     last_sequence: int | None = field(default=None, compare=False)
 
 
-def log_ends(
-    client: ClusterClient, partitions: Iterable[TopicPartition], metadata: ClusterMetadata | None = None
-) -> dict[TopicPartition, FenceResult]:
-    """Return where logs end, without fencing; give `metadata` if it was just read.
+def replicated_ends(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, FenceResult]:
+    """Return where logs end once the replicas in sync have all of it, without fencing.
+
+    Until then, the next leader may lack the last records. A log of which they still lack some after the time in which
+    a leader gives them up (replica.lag.time.max.ms, 30 s by default) has the error code NOT_ENOUGH_REPLICAS.
 
     Raises:
         UnreachableError: no broker answers.
     """
+    found: dict[TopicPartition, FenceResult] = {}
+    left, attempt, deadline = set(partitions), 0, time.monotonic() + _REPLICATED_S
+    while left and (not attempt or time.monotonic() < deadline):
+        ends, marks = client.look_up_offsets(left, _END_AND_MARK, timeout=_PATIENCE_S)
+        for partition in left:
+            end, mark = ends[partition], marks[partition].offset
+            code = end.error_code or marks[partition].error_code
+            if end.offset is None or mark is None:
+                code = code or Code.LEADER_NOT_AVAILABLE
+            elif mark < end.offset:
+                code = code or Code.NOT_ENOUGH_REPLICAS
+            found[partition] = FenceResult(code, None if code else end.offset)
+        left = {partition for partition in left if found[partition].error_code == Code.NOT_ENOUGH_REPLICAS}
+        if left:
+            client.pause(attempt)
+            attempt += 1
+    return found
+
+
+def _log_ends(
+    client: ClusterClient, partitions: Iterable[TopicPartition], metadata: ClusterMetadata | None = None
+) -> dict[TopicPartition, FenceResult]:
+    """Return where logs end at their leaders; give `metadata` if it was just read."""
     wanted = dict.fromkeys(partitions, LATEST)
     answers = client.list_offsets(wanted, log_end=True, metadata=metadata, timeout=_PATIENCE_S)
     return {
@@ -84,10 +113,11 @@ def fence(
     *,
     with_record: bool = False,
     dry_run: bool = False,
+    metadata: ClusterMetadata | None = None,
 ) -> dict[TopicPartition, FenceResult]:
     """Fence these writers; for one that is fenced already, return where its log ended then.
 
-    With `dry_run` it is only read where the logs would end.
+    With `dry_run` it is only read where the logs would end. Give `metadata` of the topics if it was just read.
 
     Partitions whose leader does not answer, or refuses, have an error code: CLUSTER_AUTHORIZATION_FAILED if markers may
     not be written. It may be called again.
@@ -98,7 +128,8 @@ def fence(
     found: dict[TopicPartition, FenceResult] = {}
     left = dict(writers)
     for _ in range(_ROUNDS):
-        found |= _fence_once(client, left, with_record=with_record, dry_run=dry_run)
+        found |= _fence_once(client, left, metadata, with_record=with_record, dry_run=dry_run)
+        metadata = None
         # a fence without an answer may have been written: the next round finds it
         left = {one: left[one] for one in left if found[one].error_code == Code.BROKER_NOT_AVAILABLE}
         if not left:
@@ -107,23 +138,26 @@ def fence(
 
 
 def _fence_once(
-    client: ClusterClient, writers: Mapping[TopicPartition, Writer], *, with_record: bool, dry_run: bool
+    client: ClusterClient,
+    writers: Mapping[TopicPartition, Writer],
+    metadata: ClusterMetadata | None,
+    *,
+    with_record: bool,
+    dry_run: bool,
 ) -> dict[TopicPartition, FenceResult]:
-    # read once: a leader that has moved since refuses, and is looked up again
-    metadata = client.metadata({one.topic for one in writers}, timeout=_PATIENCE_S) if writers else None
-    before = log_ends(client, writers, metadata)
-    found = {partition: end for partition, end in before.items() if end.error_code}
-    # in this order: if a writer was fenced before the ends were read, the leader knows it now
-    left = [partition for partition in writers if partition not in found]
-    known = describe_producers(client, left, metadata=metadata, timeout=_PATIENCE_S)
+    if metadata is None and writers:
+        # read once: a leader that has moved since refuses, and is looked up again
+        metadata = client.metadata({one.topic for one in writers}, timeout=_PATIENCE_S)
+    found: dict[TopicPartition, FenceResult] = {}
+    before: dict[TopicPartition, int] = {}
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}
-    for partition, answer in known.items():
-        writer = writers[partition]
-        if answer.error_code:
-            found[partition] = FenceResult(answer.error_code, None)
+    for partition, (code, known) in _ends_and_producers(client, writers, metadata).items():
+        if code or known is None:
+            found[partition] = FenceResult(code, None)
             continue
-        mine = next((p for p in answer.producers if p.producer_id == writer.producer_id), None)
+        writer, (before[partition], producers) = writers[partition], known
+        mine = next((p for p in producers if p.producer_id == writer.producer_id), None)
         if mine is not None and mine.coordinator_epoch == MAX_COORDINATOR_EPOCH:
             found[partition] = _fence_there(client, partition, writer, writer.known_end)
         else:
@@ -132,12 +166,12 @@ def _fence_once(
                 sequences[partition] = mine.last_sequence
             to_fence[partition] = replace(writer, producer_epoch=min(MAX_PRODUCER_EPOCH, epoch + _EPOCHS_AHEAD))
     if dry_run:
-        ends = {p: FenceResult(0, before[p].end_offset, last_sequence=sequences.get(p)) for p in to_fence}
+        ends = {p: FenceResult(0, before[p], last_sequence=sequences.get(p)) for p in to_fence}
         return found | ends
     codes = (_send_records if with_record else _send_markers)(client, to_fence, metadata)
-    after = log_ends(client, [partition for partition, code in codes.items() if not code], metadata)
+    after = _log_ends(client, [partition for partition, code in codes.items() if not code], metadata)
     for partition, code in codes.items():
-        start = before[partition].end_offset or 0
+        start = before[partition]
         end = after[partition].end_offset if partition in after else None
         if end is None:
             found[partition] = FenceResult(code or after[partition].error_code, None)
@@ -149,10 +183,32 @@ def _fence_once(
     return found
 
 
+def _ends_and_producers(
+    client: ClusterClient, partitions: Iterable[TopicPartition], metadata: ClusterMetadata | None
+) -> dict[TopicPartition, tuple[int, tuple[int, Sequence[ProducerState]] | None]]:
+    """Return an error code of each partition, or where its log ends, and the producers that its leader knows."""
+
+    def build(led: list[TopicPartition], known: ClusterMetadata) -> list[Exchange]:
+        # answered in this order: if a writer was fenced before the ends were read, the leader knows it then
+        return [client.offsets_question(led, Lookup(LATEST, log_end=True), known), producers_question(led)]
+
+    def read(
+        answers: Sequence[Any], led: list[TopicPartition]
+    ) -> Iterable[tuple[TopicPartition, int, tuple[int, Sequence[ProducerState]] | None]]:
+        ends, producers = answers[0], producers_in(answers[1])
+        for partition in led:
+            if partition in ends and partition in producers:
+                end, known = ends[partition], producers[partition]
+                code = end.error_code or known.error_code or (Code.LEADER_NOT_AVAILABLE if end.offset is None else 0)
+                yield partition, code, None if code else (end.offset, known.producers)
+
+    return client.per_leader(partitions, build, read, metadata=metadata, timeout=_PATIENCE_S)
+
+
 def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Writer, start: int) -> FenceResult:
     """Find the fence in the log, at or after `start`."""
     first = max(start, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
-    end = log_ends(client, [partition])[partition].end_offset or 0
+    end = _log_ends(client, [partition])[partition].end_offset or 0
     for found in PartitionReader(client, partition).batches(first, end):
         for header in found.headers:
             if header.producer_id == writer.producer_id and _is_fence(found.data, header):

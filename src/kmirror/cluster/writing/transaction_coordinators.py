@@ -11,7 +11,10 @@ from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.errors import BrokerError
 
-HINT = "check that all brokers are up; the topic __transaction_state needs its in-sync replicas"
+HINT = (
+    "check that all brokers and their log directories are up; __transaction_state and the topics that are written to"
+    " need their in-sync replicas"
+)
 #: Another client has begun with the transactional id.
 FENCED = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 #: The highest version for clients without transactions of the second kind (KIP-890).

@@ -8,6 +8,9 @@ What goes wrong before the commit is sent is tried again with a new epoch, which
 another writer has begun meanwhile (KIP-360). A commit without an answer is sent again: what has ended stays as it is.
 Only if its outcome cannot be learnt is it in doubt.
 
+What needs no transaction may be appended alone (`lone_batches`), in one round trip. The leader of a partition refuses
+an old epoch only once a later writer with the id has written there: what is appended alone lands before that, or never.
+
 Requests are of versions without transactions of the second kind (KIP-890), in which every commit brings a new epoch.
 
 A coordinator may forget a partition: if it has no leader for a moment while the transaction's markers are written, as
@@ -24,15 +27,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kmirror.cluster.client import LEAST_S, ClusterClient
-from kmirror.cluster.connection import ConnectFailedError, Connection
+from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import Coordinator
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol import produce, transactions
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, set_producer, set_transactional
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
-from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
+from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import Exchange, FrameError
+from kmirror.cluster.topics.leaders import NoLeaderError, require_leaders
 from kmirror.cluster.writing.transaction_coordinators import (
     FENCED,
     HINT,
@@ -44,6 +48,9 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, Un
 
 #: Over a distance bytes cost round trips. Of all codecs a broker reads this one without native code.
 _COMPRESSION_TYPE = "gzip"
+#: Fewer bytes take no round trip less, and more processor time of all who read them. In a transaction all are
+#: compressed: then brokers with an older message format say what is wrong (UNSUPPORTED_FOR_MESSAGE_FORMAT, on 2.8).
+_COMPRESSED_FROM = 1_000
 #: The most bytes of a batch before compression, unless one record has more: topics accept a megabyte by default.
 _BATCH_BYTES = 500_000
 #: What a record takes besides its key and its value, at most.
@@ -51,7 +58,9 @@ _RECORD_BYTES = 30
 #: The longest wait for one answer.
 _ANSWER_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
-_HIGHEST_PRODUCE_VERSION = 11
+HIGHEST_PRODUCE_VERSION = 11
+#: After some 32,000 epochs an id gets another producer id.
+_MOST_EPOCHS = 30_000
 #: What a coordinator answers later. -1: it fails on a commit that meets another writer's beginning (seen on 4.3).
 _LATER = {*NOT_COORDINATOR, Code.CONCURRENT_TRANSACTIONS, Code.UNKNOWN_SERVER_ERROR}
 _FENCED = FENCED | {Code.INVALID_PRODUCER_ID_MAPPING}
@@ -126,19 +135,31 @@ class TransactionalWriter:
         #: Whether the id's last transaction was committed, as its epoch was taken; None: unknown.
         self._was_committed: bool | None = None
 
-    def begin(self, topics: Sequence[str], remaining: Remaining, *, patiently: bool) -> None:
-        """Fence whoever used the id before, and wait until its transaction has ended; look up these topics' leaders.
+    @property
+    def leaders(self) -> ClusterMetadata | None:
+        """The leaders that were written to last, or looked up."""
+        return self._metadata
 
-        If no broker can be reached, wait for one while time remains, but only `patiently`.
+    def begin(
+        self, topics: Sequence[str], remaining: Remaining, *, patiently: bool, leaders: ClusterMetadata | None = None
+    ) -> None:
+        """Fence whoever used the id before, and wait until its transaction has ended.
+
+        The `leaders` of these topics are looked up unless they are given. If no broker can be reached, wait for one
+        while time remains, but only `patiently`.
 
         Raises:
             BrokerError: refused.
+            NoLeaderError: a topic has no leader, which an election would have changed.
             UnreachableError: no answer in time, or no broker can be reached.
         """
+        self._metadata = leaders
         while True:
             try:
                 self._look_up(topics, remaining)
                 break
+            except NoLeaderError:
+                raise
             except UnreachableError as error:
                 if error.reason is Reason.AUTHENTICATION_FAILED or not patiently or not remaining():
                     raise
@@ -155,6 +176,7 @@ class TransactionalWriter:
             BrokerError: refused; nothing is written.
             CommitInDoubtError: the commit was sent, and not answered.
             FencedError: nothing is written.
+            NoLeaderError: a topic has no leader; nothing is written.
             UnreachableError: no answer in time; nothing is written.
         """
         batches = {partition: list(_batches(given)) for partition, given in records.items()}
@@ -172,6 +194,20 @@ class TransactionalWriter:
             self._start_over(remaining)
         self._commit(place, remaining)
         return place
+
+    @property
+    def can_append_alone(self) -> bool:
+        """False where the next epochs may be of another producer id, which would not fence this one at leaders."""
+        return self._producer[1] < _MOST_EPOCHS
+
+    def batch_alone(self, partition: TopicPartition, key: bytes, value: bytes) -> memoryview:
+        """Return a record as a batch to append next, without a transaction (`lone_batches`).
+
+        Whether the coordinator still knows this writer is not asked: a transaction shows that. If it may not have been
+        appended, begin again: it is by then, or before the next transaction of this id, or never.
+        """
+        (records,) = _batches([(key, value)])
+        return self._batch(partition, records)
 
     def end_forgotten(self, partitions: Sequence[TopicPartition], remaining: Remaining) -> bool:
         """End what the coordinator has left open in partitions before `begin`; return whether there was something.
@@ -208,11 +244,14 @@ class TransactionalWriter:
         return True
 
     def _look_up(self, topics: Sequence[str], remaining: Remaining) -> None:
-        self._metadata = self._client.metadata(topics, timeout=_patience(remaining))
-        for topic in topics:
-            if leader := self._metadata.leader_address(TopicPartition(topic, 0)):
-                with suppress(ConnectFailedError, OutcomeUnknown):  # it may move until it is needed
-                    self._connected(leader.node_id, leader.host, leader.port, remaining)
+        """Find the leaders and the coordinator, and connect to all of them; each may move until it is needed."""
+        found = self._metadata or self._client.metadata(topics, timeout=_patience(remaining))
+        self._metadata = require_leaders(self._client, topics, found, remaining())
+        leaders = [self._metadata.leader_address(TopicPartition(topic, 0)) for topic in topics]
+        wanted = {Broker(one.node_id, one.host, one.port) for one in leaders if one is not None}
+        with suppress(UnreachableError, OutcomeUnknown):
+            wanted.add(Broker(*self._found(remaining)))
+        self._client.connect_each(wanted, _patience(remaining))
 
     def _connected(self, node_id: int, host: str, port: int, remaining: Remaining) -> Connection:
         connection = self._client.connect(node_id, host, port, timeout=_patience(remaining))
@@ -276,11 +315,15 @@ class TransactionalWriter:
         self._require(code, f"adding {refused and refused.topic} to a transaction")
 
     def _append(self, batches: Mapping[TopicPartition, list[list[Record]]], remaining: Remaining) -> tuple[str, int]:
-        """Append everything; return topic and offset of one record."""
+        """Append everything in the open transaction; return topic and offset of one record."""
         known, self._metadata = self._metadata, None  # until everything is appended: it may be what is wrong
         if known is None:
             try:
-                known = self._client.metadata({one.topic for one in batches}, timeout=_patience(remaining))
+                topics = sorted({one.topic for one in batches})
+                known = self._client.metadata(topics, timeout=_patience(remaining))
+                known = require_leaders(self._client, topics, known, remaining())
+            except NoLeaderError:
+                raise
             except UnreachableError as error:
                 _raise_if_refused(error)
                 raise _PassingError(str(error)) from error
@@ -325,15 +368,11 @@ class TransactionalWriter:
         remaining: Remaining,
     ) -> None:
         """Send all batches of partitions of one leader, no request waiting for the last; add them to `sent`."""
-        version = connection.version_for(produce.API._replace(highest=_HIGHEST_PRODUCE_VERSION))
+        version = connection.version_for(produce.API._replace(highest=HIGHEST_PRODUCE_VERSION))
         for turn in range(max(map(len, batches.values()))):
             appends = []
             for partition in sorted(one for one, given in batches.items() if turn < len(given)):
-                records = batches[partition][turn]
-                batch = memoryview(make_batch(records, compression_type=_COMPRESSION_TYPE))
-                set_transactional(batch)
-                set_producer(batch, *self._producer, self._sequences[partition])
-                self._sequences[partition] = (self._sequences[partition] + len(records)) & SEQUENCE_MASK
+                batch = self._batch(partition, batches[partition][turn], is_transactional=True)
                 appends.append(produce.Append(partition.topic, b"", partition.partition, batch))
             number, seconds = connection.next_correlation_id(), _patience(remaining)
             asked = produce.exchange(appends, int(1000 * seconds), self._id)
@@ -341,6 +380,19 @@ class TransactionalWriter:
             partitions = {TopicPartition(one.topic, one.partition) for one in appends}
             sent.append((connection, number, version, asked, partitions))
             connection.send_frame([asked.encode(number, version, self._client.config.client_id)], seconds)
+
+    def _batch(
+        self, partition: TopicPartition, records: Sequence[Record], *, is_transactional: bool = False
+    ) -> memoryview:
+        size = sum(len(one.key or b"") + len(one.value or b"") for one in records)
+        is_small = size < _COMPRESSED_FROM and not is_transactional
+        compression_type = "none" if is_small else _COMPRESSION_TYPE
+        batch = memoryview(make_batch(records, compression_type=compression_type))
+        if is_transactional:
+            set_transactional(batch)
+        set_producer(batch, *self._producer, self._sequences[partition])
+        self._sequences[partition] = (self._sequences[partition] + len(records)) & SEQUENCE_MASK
+        return batch
 
     def _commit(self, place: tuple[str, int], remaining: Remaining) -> None:
         try:

@@ -12,7 +12,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import CRC, CRC_POSITION, crc_of
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
@@ -20,9 +20,15 @@ from kmirror.errors import BrokerError, KmirrorError, Reason, UnreachableError
 
 
 def probe_writable(
-    client: ClusterClient, partitions: Collection[TopicPartition], *, timeout: float | None = None
+    client: ClusterClient,
+    partitions: Collection[TopicPartition],
+    *,
+    metadata: ClusterMetadata | None = None,
+    timeout: float | None = None,
 ) -> dict[TopicPartition, KmirrorError | None]:
     """Return for each partition None if we may write to it, or why not. Writes nothing.
+
+    Give `metadata` of the topics if it was just read.
 
     Raises:
         UnreachableError: no broker of the cluster answers.
@@ -30,7 +36,7 @@ def probe_writable(
     if not partitions:
         return {}
     corrupt = _corrupt_batch()
-    found = client.send_batches(partitions, lambda _: corrupt, timeout=timeout)
+    found = client.send_batches(partitions, lambda _: corrupt, metadata=metadata, timeout=timeout)
     return {partition: _verdict(client.config, partition, code) for partition, code in found.items()}
 
 

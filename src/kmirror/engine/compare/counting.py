@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
@@ -45,19 +45,12 @@ class RangeToCount:
         return self.bytes_per_offset * max(0, self.high - self.low)
 
 
-class _Range(NamedTuple):
-    topic_partition: TopicPartition
-    low: int
-    high: int
-    mark: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class CountWorkUnit:
     """What one task counts, and how it connects to the cluster; the properties hold references, no secrets."""
 
     properties: Mapping[str, str]
-    ranges: tuple[_Range, ...]
+    ranges: tuple[RangeToCount, ...]
 
 
 def count_records(
@@ -88,7 +81,7 @@ def count_records(
 def _work_units(known: list[RangeToCount], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountWorkUnit]:
     most = task_bytes(sum(one.estimated_bytes for one in known), runner.slots)
     sized = (
-        (_Range(one.topic_partition, low, high, one.mark), one.bytes_per_offset * (high - low))
+        (part := replace(one, low=low, high=high), part.estimated_bytes)
         for one in known
         for low, high in cut_offsets(one.low, one.high, round(one.estimated_bytes / most))
     )
@@ -108,7 +101,7 @@ def count_work_unit(unit: CountWorkUnit, progress: Add = unwatched) -> list[tupl
         ]
 
 
-def _count(log: VisibleLog, wanted: _Range, progress: Add) -> RecordCount:
+def _count(log: VisibleLog, wanted: RangeToCount, progress: Add) -> RecordCount:
     low, high = wanted.low, wanted.high
     mark = high if wanted.mark is None else wanted.mark
     records = from_mark = 0

@@ -15,10 +15,12 @@ from kmirror.engine.status.journal import Level, Note
 from kmirror.errors import NOT_COPYING
 from kmirror.status.topic_status import TopicStatus
 
-_LOOP_SECONDS = 0.05
+#: With many engines, to see which have something to do takes longer.
+_LOOP_SECONDS, _MANY, _MANY_LOOP_SECONDS = 0.05, 30, 0.1
 _VIEW_SECONDS = 1.0
-#: Showing the state takes at most 1/125 of a core: with thousands of busy partitions it is shown less often.
-_PAUSE_PER_WORK = 125.0
+#: Showing the state takes at most 1/125 of a core: with thousands of busy partitions it is shown less often; and 1/400
+#: where that is possible with a pause of a few seconds.
+_LEAST_PAUSE_PER_WORK, _PAUSE_PER_WORK, _SHORT_PAUSE = 125.0, 400.0, 3.0
 
 
 class Ending(StrEnum):
@@ -81,7 +83,7 @@ def drive(
     snapshots = snapshots or Snapshots()
     shown, pause = 0.0, _VIEW_SECONDS
     ending: Ending | None = None
-    while ending is None and not stop.wait(_LOOP_SECONDS):
+    while ending is None and not stop.wait(_LOOP_SECONDS if len(engines.running) < _MANY else _MANY_LOOP_SECONDS):
         if supervisor is not None:
             supervisor.tick(engines)
         engines.tick()
@@ -90,7 +92,8 @@ def drive(
         if at - shown >= pause:
             shown, worked = at, time.thread_time()
             watcher(view_of(engines, COPYING, at - began, supervisor))
-            pause = max(_VIEW_SECONDS, _PAUSE_PER_WORK * (time.thread_time() - worked))
+            work = time.thread_time() - worked
+            pause = max(_VIEW_SECONDS, min(_PAUSE_PER_WORK * work, _SHORT_PAUSE), _LEAST_PAUSE_PER_WORK * work)
         ending = _ending(engines, limits, at - began, supervisor)
     engines.end_all()
     deadline = now() + STOP_SECONDS

@@ -29,8 +29,8 @@ STOP_SECONDS = 3.0
 _AT_ONCE = 16
 #: How long to wait in the end for engines that are being closed: a lease that is not released expires.
 _CLOSE_SECONDS = 3.0
-#: An engine without news has a turn this often for each engine that there is, and at least this often.
-_TURN_SECONDS, _MOST_TURN_SECONDS = 0.0025, 0.25
+#: An engine for which nothing is due has a turn this often for each engine that there is, and at least this often.
+_TURN_SECONDS, _MOST_TURN_SECONDS = 0.01, 1.0
 #: How often to check where lanes run.
 _SPREAD_SECONDS = 1.0
 
@@ -156,7 +156,7 @@ class Engines:
         pause = min(_MOST_TURN_SECONDS, _TURN_SECONDS * len(self._running))
         for engine in self.working:
             turned_at = self._turned_at.get(engine)
-            if turned_at is None or engine.has_news or engine in self._ending or at - turned_at >= pause:
+            if turned_at is None or engine.has_news(at) or engine in self._ending or at - turned_at >= pause:
                 self._turned_at[engine] = at
                 self._turn(engine)
         self._pools.tick()

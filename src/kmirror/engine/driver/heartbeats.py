@@ -1,20 +1,21 @@
 """An engine's heartbeats: each stores what has changed, and renews the lease.
 
 What a heartbeat stores is put together, and taken as stored, by the driver's thread; a pool sends it (`job_pool`), so
-that a coordinator that does not answer holds up the heartbeats of its own mirrors alone.
+that a coordinator that does not answer holds up the heartbeats of its own mirrors alone. One with nothing new to store
+is sent together with those of other mirrors (`renewals`): so heartbeats are put together at common times.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from math import inf
 
+from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.clock import now
-from kmirror.engine.driver.link_status import SourceStatus
+from kmirror.engine.driver.renewals import LeaseRenewals
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.history import History
 from kmirror.engine.status.journal import MirrorJournal
@@ -23,9 +24,10 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.state.event_records import Event
 from kmirror.state.history_records import HistoryRecord
 from kmirror.state.lane_change_record import LaneChangeRecord
-from kmirror.state.lease import Lease
+from kmirror.state.lease import Lease, Renewal
 from kmirror.state.record_kinds import Record
-from kmirror.state.records import Incarnation, Key, PartitionRecord
+from kmirror.state.records import EngineRecord, Incarnation, Key, PartitionRecord
+from kmirror.state.snapshot import Changes
 
 HEARTBEAT_SECONDS = 1.0
 _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
@@ -34,6 +36,13 @@ _TIMEOUT, _LEAST_TIMEOUT = 3.0, 0.5
 _MOST_RECORDS = 1000
 _MOST_EVENTS = 200
 _SOON_SECONDS = 0.2
+#: The mirrors of a process send heartbeats at so many times of a second: fewer would be bursts for the brokers.
+_TIMES = 5
+_numbers = count()
+#: The pool sends what nothing became of as a renewal: long before the lease ends.
+_LATE_SECONDS = 2.5
+#: A heartbeat that is stored within this time is prompt.
+_PROMPT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class _Answer:
     error: KmirrorError | None = None
     #: False if it must be put together again.
     was_tried: bool = True
+    is_renewal: bool = False
 
 
 class Heartbeats:
@@ -73,42 +83,41 @@ class Heartbeats:
         self._partitions = partitions
         self._journal = journal
         self._history = history
+        #: Sends those that only renew the lease; None: they are sent as all others are.
+        self.renewals: LeaseRenewals | None = None
+        #: When it has those of a second, and until when the pool has nothing to send.
+        self._phase, self.asleep_until = next(_numbers) % _TIMES * HEARTBEAT_SECONDS / _TIMES, inf
+        #: What only renews the lease, while it is being sent; and when that began.
+        self._renewal: Renewal | None = None
+        self._began: float | None = None
         #: True once a newer kmirror has written records that this one cannot read: then none is overwritten.
         self.keeps_lease_only = False
-        #: When the last heartbeat was accepted; 0.0 before the first.
-        self.last_at = 0.0
+        #: When the last heartbeat was accepted, and when the next one is wanted; 0.0 before the first.
+        self.last_at = self._due_at = 0.0
+        #: Since when one waits to be accepted, and for how long those before it waited in all, beyond what is prompt.
+        self._waits_since: float | None = None
+        self._waited_seconds = 0.0
         #: How many were sent, whatever became of them.
         self.attempts = 0
         #: What the last heartbeat stores if its outcome is unknown.
         self._unconfirmed: _Content | None = None
-        #: What waits for the pool or is being sent: its content, and the call that sends it within some seconds.
-        self._next: tuple[_Content, Callable[[float], None]] | None = None
+        #: What waits to be sent or is being sent: its content, the engine's record, and what is written beside that.
+        self._next: tuple[_Content, EngineRecord, Changes] | None = None
         self._answer: _Answer | None = None
         #: Held while one is sent.
         self._sending = threading.Lock()
 
     def is_wanted(self, at: float) -> bool:
         """Return whether it is time to put the next one together."""
-        pause = HEARTBEAT_SECONDS if len(self._partitions.changed) < _MOST_RECORDS else _SOON_SECONDS
-        return self._next is None and (self._lanes.heartbeat_now or at - self.last_at >= pause)
+        if self._next is not None:
+            return False
+        if self._lanes.heartbeat_now or len(self._partitions.changed) >= _MOST_RECORDS:
+            return self._lanes.heartbeat_now or at - self.last_at >= _SOON_SECONDS
+        return at >= self._due_at
 
-    def put_together(
-        self,
-        silent_lanes: Mapping[int, int],
-        source: SourceStatus,
-        throttle: Mapping[int, int] | None,
-        connections: int,
-        buffer_bytes: int,
-        first_topics: tuple[str, ...],
-        *,
-        stopping: bool,
-    ) -> None:
-        """Put the next one together, to be sent soon.
-
-        `silent_lanes` have not reported since those times, in epoch milliseconds; `throttle` is what each lane may
-        fetch, in bytes a second, `connections` how many each may open to a broker, `buffer_bytes` what each may hold;
-        `first_topics` are fetched before all others.
-        """
+    def put_together(self, found: EngineRecord) -> None:
+        """Put the next one together, to be sent soon: what the engine has `found`, and what lanes may do now."""
+        self._waits_since = now() if self._waits_since is None else self._waits_since
         self._lanes.before_heartbeat()
         self._lanes.heartbeat_now = False
         content = _Content(
@@ -120,24 +129,23 @@ class Heartbeats:
             self._history.expired,
             self._lanes.fences,
         )
-        send = partial(
-            self._lease.heartbeat,
-            content.lanes,
-            (*content.changes, *content.records, *content.history),
-            content.events,
-            tombstones=content.expired,
-            stopping=stopping,
-            revisions=self._lanes.revisions(),
-            silent_lanes=dict(silent_lanes),
-            source_trouble=source.trouble,
-            lacking=source.lacking,
-            throttle=throttle,
-            connections=connections,
-            buffer_bytes=buffer_bytes,
-            first_topics=first_topics,
-            places={lane: str(place) for lane, place in self._lanes.places.items()},
+        record = replace(
+            found,
+            lanes=content.lanes,
+            revisions=self._lanes.revisions() or None,
+            places={lane: str(place) for lane, place in self._lanes.places.items()} or None,
         )
-        self._next = content, lambda seconds: send(timeout=seconds)
+        beside = Changes((*content.changes, *content.records, *content.history), content.expired, content.events)
+        self._next = content, record, beside
+        self.asleep_until = 0.0
+        if self.renewals is not None and not beside and record == self._lease.record:
+            self.asleep_until = now() + _LATE_SECONDS
+            self.renewals.add(self)
+
+    def waited_seconds(self, at: float) -> float:
+        """Return for how long the destination has kept heartbeats waiting since the first, beyond what is prompt."""
+        since = at if self._waits_since is None else self._waits_since
+        return self._waited_seconds + max(0.0, at - since - _PROMPT_SECONDS)
 
     @property
     def next_attempt(self) -> int:
@@ -149,6 +157,11 @@ class Heartbeats:
         """True when it is known what became of the last one."""
         return self._answer is not None
 
+    @property
+    def is_renewed(self) -> bool:
+        """True when the last one has renewed the lease, and stored nothing else: nothing follows from that."""
+        return self._answer is not None and self._answer.is_renewal
+
     def is_due(self, at: float) -> bool:
         """Return whether one waits to be sent."""
         return self._next is not None and self._answer is None
@@ -156,21 +169,56 @@ class Heartbeats:
     def run(self) -> None:
         """Send what was put together; in a thread of the pool."""
         with self._sending:
-            if self._next is not None:
+            self.asleep_until = inf
+            if self._next is not None and self._answer is None:  # a renewal may have been waited for
                 self._answer = self._send(*self._next)
+
+    @property
+    def login(self) -> ClientConfig:
+        """How to connect to the destination now."""
+        return self._lease.login
+
+    def begin_renewal(self) -> memoryview | None:
+        """Return the batch that renews the lease now; None: the pool sends what was put together, if it still may."""
+        if not self._sending.acquire(blocking=False):
+            self.asleep_until = 0.0
+            return None
+        try:
+            if self._next is not None and self._unconfirmed is None:
+                self._renewal = self._lease.renewal(self._next[1])
+                # what waits for a thread of the pool because it must be a transaction has the time of one
+                self._began = None if self._renewal is None else now()
+        finally:
+            if self._renewal is None:
+                self._end_sending(is_done=False)
+        return None if self._renewal is None else self._renewal.batch
+
+    def end_renewal(self, trouble: KmirrorError | OutcomeUnknown | None) -> None:
+        """Take what went wrong with the renewal, None if it is stored; otherwise the pool sends it in a transaction."""
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            self._lease.renewed(renewal, trouble)
+        if trouble is None and self._next is not None:
+            self._answer = _Answer(self._next[0], is_accepted=True, is_renewal=True)
+        self._end_sending(is_done=trouble is None)
+
+    def _end_sending(self, *, is_done: bool) -> None:
+        if not is_done:
+            self.asleep_until = 0.0
+        self._sending.release()
 
     def close(self) -> None:
         """Keep the lease's connections: the engine ends the lease itself."""
 
-    def _send(self, content: _Content, send: Callable[[float], None]) -> _Answer:
-        began = now()
+    def _send(self, content: _Content, record: EngineRecord, beside: Changes) -> _Answer:
+        # the whole must take less time than a lease lasts
+        began = now() if self._began is None else self._began
         try:
             if (stored := self._settled()) is not None:
                 # a command may have acted on it since, and this one says the same again
                 return _Answer(stored, was_tried=False)
             self._unconfirmed = content
-            # the whole must take less time than a lease lasts
-            send(max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)))
+            self._lease.store(record, beside, max(_LEAST_TIMEOUT, _TIMEOUT - (now() - began)))
         except OutcomeUnknown:
             return _Answer()
         except KmirrorError as error:
@@ -183,12 +231,15 @@ class Heartbeats:
         answer = self._answer
         if answer is None:
             return None
-        self._next = self._answer = None
+        self._next = self._answer = self._began = None
         self.attempts += answer.was_tried
         if answer.stored is not None:
             self._note_stored(answer.stored)
         if answer.is_accepted:
             self.last_at = now()
+            since_phase = (self.last_at - self._phase) % HEARTBEAT_SECONDS
+            self._due_at = self.last_at - since_phase + HEARTBEAT_SECONDS
+            self._waited_seconds, self._waits_since = self.waited_seconds(self.last_at), None
         else:
             self._lanes.heartbeat_now = True
         return answer.error

@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kmirror.engine.clock import now
+from kmirror.engine.driver.renewals import LeaseRenewals
 from kmirror.engine.threads import ReusedThreads, call_in_thread
 
 #: How often to look for jobs beside heartbeats that are due: there are several of each mirror.
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.25
 
 
 class PooledJob(Protocol):
     """A job that is run again and again, never twice at once, each time in another thread."""
 
     name: str
+    #: Until then it need not be asked whether it is due.
+    asleep_until: float
 
     def is_due(self, at: float) -> bool:
         """Return whether it must run now; not called while it runs."""
@@ -60,6 +63,9 @@ class JobPool:
     def __init__(self, most: int = 16, slow_seconds: float = 3.0) -> None:
         self._most, self._slow_seconds = most, slow_seconds
         self._members: list[_Member] = []
+        #: Those that run, also of groups that have ended.
+        self._running: list[_Member] = []
+        self._some_ended = False
         self._threads = ReusedThreads()
 
     def add(
@@ -80,7 +86,7 @@ class JobPool:
                     stack.callback(member.job.close)
 
         def end() -> None:
-            group.has_ended = True
+            group.has_ended = self._some_ended = True
             call_in_thread(close)
 
         return end
@@ -88,7 +94,7 @@ class JobPool:
     def tick(self) -> None:
         """Start the jobs that are due, as far as there are threads for them."""
         at = now()
-        for member in self._members:
+        for member in self._running:
             if (run := member.run) is not None:
                 takes_long = at - member.began >= self._slow_seconds
                 # until it has ended fast, a job that was slow the last time is slow
@@ -96,18 +102,23 @@ class JobPool:
                 if run.done():
                     member.run = None
                     if isinstance(error := run.exception(), Exception):
-                        member.group.has_ended = True
+                        member.group.has_ended = self._some_ended = True
                         member.group.broken(error)
-        self._members = [member for member in self._members if member.run or not member.group.has_ended]
-        due = [member for member in self._members if not member.run and member.job.is_due(at)]
+        self._running = [member for member in self._running if member.run]
+        if self._some_ended:
+            self._some_ended = False
+            self._members = [member for member in self._members if not member.group.has_ended]
+        awake = [member for member in self._members if not member.run and at >= member.job.asleep_until]
+        due = [member for member in awake if member.job.is_due(at)]
         if not due:
             return
-        running = Counter(member.group for member in self._members if member.run)
+        running = Counter(member.group for member in self._running)
         slow = {member.group for member in self._members if member.is_slow}
         while (chosen := self._next(due, running, slow)) is not None:
             due.remove(chosen)
             running[chosen.group] += 1
             chosen.began = at
+            self._running.append(chosen)
             chosen.run = self._threads.call(chosen.job.run, f"kmirror-{chosen.job.name}")
 
     def close(self) -> None:
@@ -132,12 +143,14 @@ class Pools:
     def __init__(self) -> None:
         # more threads, and patience: on a busy machine all take long, and those without an answer three seconds
         self.heartbeats = JobPool(32, slow_seconds=2.5)
+        self.renewals = LeaseRenewals()
         # a source that does not answer delays side jobs much longer than its monitor
         self.side_jobs, self.monitors = JobPool(), JobPool()
         self._ticked_at = 0.0
 
     def tick(self) -> None:
         """Start what is due; often, since heartbeats wait for it."""
+        self.renewals.tick()
         self.heartbeats.tick()
         if (at := now()) - self._ticked_at >= _TICK_SECONDS:
             self._ticked_at = at
@@ -146,5 +159,5 @@ class Pools:
 
     def close(self) -> None:
         """End all threads that run nothing."""
-        for pool in (self.heartbeats, self.side_jobs, self.monitors):
+        for pool in (self.renewals, self.heartbeats, self.side_jobs, self.monitors):
             pool.close()

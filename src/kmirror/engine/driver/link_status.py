@@ -7,11 +7,14 @@ from math import inf
 
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.quota import throttle_text
+from kmirror.cluster.seen_throttles import SeenThrottle
 from kmirror.engine.driver.source_monitor import SourceReport
 from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import LINK_REFUSED, KmirrorError, OutcomeUnknown, Reason
-from kmirror.state.records import Lacking
+from kmirror.settings.durations import format_duration
+from kmirror.state.records import Lacking, NotAdded
 
 
 class SourceStatus:
@@ -29,6 +32,8 @@ class SourceStatus:
         #: The mirror topics that lack partitions of their sources, and where the logs of those begin at the source.
         self.lacking: dict[str, Lacking] = {}
         self.lacking_starts: dict[TopicPartition, int] = {}
+        #: The source topics that discovery could not add; None if it added all.
+        self.not_added: NotAdded | None = None
         #: When the ends of paused partitions were last read, and the ends, at the source and at the destination.
         self.paused_ends: tuple[float, Mapping[TopicPartition, tuple[int, int]]] = (0.0, {})
 
@@ -84,6 +89,21 @@ class DestinationStatus:
         self._error: KmirrorError | OutcomeUnknown | None = None
         self._since, self._answers_since = 0.0, -inf
         self._is_announced = False
+        #: The broker that has lately made the engine wait for long; None in the normal case.
+        self.throttled_by: str | None = None
+
+    def take_throttle(self, throttle: SeenThrottle | None) -> None:
+        """Take the last long throttle of the engine's requests; None if there was none lately."""
+        if throttle is not None and self.throttled_by is None:
+            duration = format_duration(throttle.throttle_time_ms // 1000 * 1000)
+            self._journal.note(
+                f"{self._mirror}: held up for {duration}: {throttle_text(throttle.address)}", Level.WARNING
+            )
+        elif throttle is None and self.throttled_by is not None:
+            self._journal.note(
+                f"{self._mirror}: the destination's broker {self.throttled_by} throttles kmirror no more"
+            )
+        self.throttled_by = None if throttle is None else throttle.address
 
     def take(self, error: KmirrorError | OutcomeUnknown | None, at: float) -> None:
         """Take why it did not answer at a time; None if it did."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.quota import throttle_text
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.lanes.lanes import Lanes
 from kmirror.engine.status.health import KNOWN_SECONDS, MirrorHealth
@@ -96,7 +97,7 @@ class Known:
         return (
             ClusterSnapshot(
                 self.time_ms,
-                log_end_offset={} if is_silent else seen.destination_ends,
+                high_watermark={} if is_silent else seen.destination_ends,
                 seen_ms=seen.destination_ms,
             ),
             ClusterSnapshot(
@@ -143,10 +144,17 @@ class _Seen:
 
 def own_health(record: EngineRecord, time_ms: int, destination_trouble: str | None) -> EngineHealth:
     """Return the health of an engine that runs; if others call it silent, it knows why."""
+    if destination_trouble is None and record.last_seen_ms > time_ms:
+        # this host's clock was set back since, which the next heartbeat, within a second, puts right
+        time_ms = record.last_seen_ms
     health = engine_health(record, record.mirror, time_ms, has_ended=False)
     if health.reason is not Reason.ENGINE_SILENT:
         return health
-    why = f": {destination_trouble}" if destination_trouble is not None else "; check the destination"
+    why = "; check the destination"
+    if destination_trouble is not None:
+        why = f": {destination_trouble}"
+    elif record.throttled_by is not None:
+        why = f"; {throttle_text(record.throttled_by)}"
     since = at_time(record.last_seen_ms)
     return replace(health, silence=f"the destination has not accepted a heartbeat of this engine since {since}{why}")
 
@@ -249,7 +257,7 @@ class LiveStatus:
     def _now(self, at: float, time_ms: int) -> Known:
         if not self._lanes.stopping:
             self._claims = self._lanes.claims()
-        record = replace(self._lease.record, lanes=self._claims)
+        record = replace(self._lease.record, lanes=self._claims, throttled_by=self._destination.throttled_by)
         return Known(
             at,
             time_ms,

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.seen_throttles import SEEN_THROTTLES
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.driver.job_pool import Pools
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.driver.live_status import LiveStatus
 from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
-from kmirror.engine.driver.side_jobs import JobEvent, JobView, RepeatedSideJob, SideJob
+from kmirror.engine.driver.side_jobs import Discovered, JobEvent, JobView, RepeatedSideJob, SideJob
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
 from kmirror.engine.driver.source_monitor import SourceMonitor, SourceReport
@@ -44,7 +45,16 @@ from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Record, Removed, Unknown
-from kmirror.state.records import LaneRowsRecord, MirrorRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
+from kmirror.state.records import (
+    EngineRecord,
+    EngineState,
+    LaneRowsRecord,
+    MirrorRecord,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    TopicRecord,
+)
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.status.topic_status import TopicStatus
 
@@ -130,6 +140,7 @@ class MirrorEngine:
             | SourceReport
             | LoginReport
             | JobEvent
+            | Discovered
             | _DestinationReport
             | Exception
         ] = queue.SimpleQueue()
@@ -155,6 +166,7 @@ class MirrorEngine:
             self._destination_config,
             self._inbox.put,
         )
+        self.heartbeats.renewals = pools.renewals
         self._ends = [
             tail.follow(self._destination_config, self.mirror, self),
             pools.heartbeats.add([self.heartbeats], self._inbox.put),
@@ -205,10 +217,14 @@ class MirrorEngine:
         """Release the lease if every lane has ended; in any thread, after `leave`. It may wait for the destination."""
         self.heartbeats.end(releases=self._releases)
 
-    @property
-    def has_news(self) -> bool:
-        """True when something waits for the next `tick`."""
-        return self.heartbeats.is_answered or not self._inbox.empty()
+    def has_news(self, at: float) -> bool:
+        """Return whether something waits for the next `tick`, or a heartbeat is due."""
+        beats = self.heartbeats
+        if beats.is_answered:
+            if not beats.is_renewed:
+                return True
+            beats.take_answer()
+        return not self._inbox.empty() or beats.is_wanted(at)
 
     def tick(self) -> None:
         """Take reports, replace lanes that died, keep the lease."""
@@ -216,6 +232,8 @@ class MirrorEngine:
             self._lose(error)
         self._take_reports()
         at = now()
+        self._destination.take_throttle(SEEN_THROTTLES.of(self._destination_config))
+        self._lanes.waited_seconds = self.heartbeats.waited_seconds(at)
         self._lanes.tick(at)
         if self._lanes.plan_now and not self.stopping:
             self._lanes.plan(self.orders.assignments(), self.balancer.lanes_wanted, self.balancer.weights())
@@ -226,7 +244,9 @@ class MirrorEngine:
         if self._topics.release(self._lanes.is_free):
             self._lanes.heartbeat_now = True
         if not self.stopping:
-            self._workers.check(at, are_readable=self._destination.passes_reports(at))
+            self._workers.check(
+                at, are_readable=self._destination.passes_reports(at), throttled_by=self._destination.throttled_by
+            )
             if self.history.is_due(at):
                 self.history.take(self._sample(), at, now_ms())
             if self._objectives.is_due(at, has_rules=bool(self._topics.settings.objective_rpo.rules)):
@@ -237,17 +257,22 @@ class MirrorEngine:
             self._lanes.start_due(at)
 
     def _put_heartbeat_together(self) -> None:
-        silent_lanes = self._workers.silent_lanes_ms(now())
-        settings, lanes = self._topics.settings, self._lanes.working()
+        settings, lanes, trouble = self._topics.settings, self._lanes.working(), self.source.trouble
         limit = settings.throttle_bytes_per_second
         self.heartbeats.put_together(
-            silent_lanes,
-            self.source,
-            self._throttle_shares.of(limit, lanes) if limit else None,
-            connections_of(settings.copy_connections, len(lanes)),
-            settings.copy_buffer_bytes,
-            self._first_topics(),
-            stopping=self.stopping,
+            replace(
+                self._record(),
+                state=EngineState.STOPPING if self.stopping else EngineState.RUNNING,
+                silent_lanes=self._workers.silent_lanes_ms(now()) or None,
+                source_reason=None if trouble is None else trouble.reason or Reason.SOURCE_UNREACHABLE,
+                source_message=None if trouble is None else trouble.message,
+                throttle=self._throttle_shares.of(limit, lanes) if limit else None,
+                connections=connections_of(settings.copy_connections, len(lanes)),
+                buffer_bytes=settings.copy_buffer_bytes,
+                first_topics=self._first_topics() or None,
+                lacking=self.source.lacking.copy() or None,
+                not_added=self.source.not_added,
+            )
         )
 
     def _lose(self, error: KmirrorError) -> None:
@@ -266,6 +291,10 @@ class MirrorEngine:
             self.journal.note(f"no topic of {self.mirror} waits for others any more")
         return topics
 
+    def _record(self) -> EngineRecord:
+        """Return what the engine last stored of itself, with the broker that throttles it now."""
+        return replace(self._lease.record, throttled_by=self._destination.throttled_by)
+
     def topics(self) -> tuple[TopicStatus, ...]:
         """Return the status of each topic."""
         return self.live.current(now(), now_ms())
@@ -281,7 +310,7 @@ class MirrorEngine:
             now_ms(),
             self._health.began,
             self._stored.copy(),
-            self._lease.record,
+            self._record(),
             self.lost,
             self.source.trouble,
             self.source.seen_at,
@@ -327,11 +356,8 @@ class MirrorEngine:
         return [row for row in self.partitions.rows.values() if row.state is PartitionState.FAILED]
 
     def _take_reports(self) -> None:
-        while not self._is_announcing:
-            try:
-                report = self._announced or self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        while not self._is_announcing and (self._announced is not None or not self._inbox.empty()):
+            report = self._announced or self._inbox.get_nowait()
             match report:
                 case ProgressRecord():
                     self._take_progress(report)
@@ -364,6 +390,8 @@ class MirrorEngine:
                         self.journal.note(report.note, report.level)
                     if report.what is not None:
                         self.journal.record(report.what, report.result, report.details)
+                case Discovered():
+                    self.source.not_added = report.not_added
                 case _:
                     raise report
 

@@ -80,6 +80,8 @@ class Rebuilds:
 
     def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:
         """Take the next step. `claimed` are the stored claims; `is_free` returns whether no lane has a topic."""
+        if not (claimed or self._work or self._waiting or self._threads):
+            return
         self._take_ends(at)
         for topic in claimed:
             self._claims.pop(topic, None)

@@ -16,7 +16,7 @@ from kmirror.engine.clock import now
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
-from kmirror.state.records import MirrorRecord, PartitionRecord, TopicRecord
+from kmirror.state.records import MirrorRecord, NotAdded, PartitionRecord, TopicRecord
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
@@ -46,6 +46,13 @@ class JobEvent:
     level: Level = Level.INFO
 
 
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """What discovery cannot add from now on; None: it adds all that it finds."""
+
+    not_added: NotAdded | None
+
+
 class SideJob(Protocol):
     """One job of one mirror; its runs follow each other, each in any thread."""
 
@@ -56,7 +63,10 @@ class SideJob(Protocol):
     def interval_s(self, settings: Settings) -> float:
         """Return the seconds from the end of one run to the next."""
 
-    def run(self, view: JobView) -> Iterable[JobEvent]:
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do; once they no longer do, it is run a last time."""
+
+    def run(self, view: JobView) -> Iterable[JobEvent | Discovered]:
         """Run the job once. Raises KmirrorError or OutcomeUnknown when it failed: it is retried soon."""
 
     def close(self) -> None:
@@ -66,21 +76,31 @@ class SideJob(Protocol):
 class RepeatedSideJob:
     """A side job as the pool runs it. `view` and `report` are called in the threads of the pool."""
 
-    def __init__(self, job: SideJob, view: Callable[[], JobView], report: Callable[[JobEvent], None]) -> None:
+    def __init__(
+        self, job: SideJob, view: Callable[[], JobView], report: Callable[[JobEvent | Discovered], None]
+    ) -> None:
         self.name = job.name
         self._job, self._view, self._report = job, view, report
-        self._failures, self._next_at = 0, 0.0
+        self._failures, self.asleep_until = 0, 0.0
+        self._had_work = False
         self._reported: str | None = None
         #: When it last succeeded; None if it never did.
         self.done_at: float | None = None
 
     def is_due(self, at: float) -> bool:
-        """Return whether its pause is over."""
-        return at >= self._next_at
+        """Return whether its pause is over; if there is nothing to do then, the next one begins."""
+        if at < self.asleep_until:
+            return False
+        settings = self._view().settings
+        if self._had_work or self._job.has_work(settings):
+            return True
+        self.done_at, self.asleep_until = at, at + self._job.interval_s(settings)
+        return False
 
     def run(self) -> None:
         """Run the job once."""
         view = self._view()
+        self._had_work = self._job.has_work(view.settings)
         pause = self._job.interval_s(view.settings)
         try:
             for event in self._job.run(view):
@@ -94,7 +114,7 @@ class RepeatedSideJob:
         else:
             self._failures, self._reported = 0, None
             self.done_at = now()
-        self._next_at = now() + pause
+        self.asleep_until = now() + pause
 
     def close(self) -> None:
         """Close the job's connections."""

@@ -93,15 +93,15 @@ class SourceMonitor:
         #: When everything was last read, and when the source's log starts were.
         self._complete_at = self._starts_read_at = -inf
         self._failures = 0
-        #: When the last read ended, when the next one is due, and when it was last checked whether it must be earlier.
-        self._read_at = self._next_at = self._checked_at = -inf
+        #: When the last read ended, when the next one is due, and when to check next whether it must be earlier.
+        self._read_at = self._next_at = self.asleep_until = -inf
 
     def is_due(self, at: float) -> bool:
         """Return whether to read now: it is time, the source's ends are wanted, or its login must be renewed."""
-        if at < self._next_at and at - self._checked_at >= _STEP_SECONDS:
-            self._checked_at = at
-            return self._login.is_due or (at - self._read_at >= _ENDS_SECONDS and self._health.wants_ends)
-        return at >= self._next_at
+        self.asleep_until = at if at >= self._next_at else min(self._next_at, at + _STEP_SECONDS)
+        return at >= self._next_at or (
+            self._login.is_due or (at - self._read_at >= _ENDS_SECONDS and self._health.wants_ends)
+        )
 
     def run(self) -> None:
         """Read, and report what was found."""
@@ -230,7 +230,7 @@ class SourceMonitor:
         ours = self._ours(originals)
         ends = self._ends_of([t for t in originals if t.topic in ours], found)
         with _destination():
-            copied = self._destination.list_offsets(dict.fromkeys(ends, LATEST), log_end=True)
+            copied = self._destination.list_offsets(dict.fromkeys(ends, LATEST))
         return {p: (end, offset) for p, end in ends.items() if (offset := copied[p].offset) is not None}
 
     def _grow(self, counts: Sequence[tuple[TopicRecord, int]]) -> dict[str, Lacking | None]:

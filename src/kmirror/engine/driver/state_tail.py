@@ -16,7 +16,7 @@ from typing import Protocol
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.follower import PartitionFollower, PollResult
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.engine.lane.reports.control import STATE_PARTITION
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, mirror_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup, OffsetAnswer
-from kmirror.cluster.producers import ProducersAnswer, describe_producers, producer_expiration_ms
+from kmirror.cluster.producers import ProducersAnswer, append_limits, describe_producers
 from kmirror.cluster.protocol.batch import OversizedBatchError, UnsupportedFormatError
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.produce import AppendLimits
 from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.engine.clock import now_ms
 from kmirror.engine.histories import identity_check
@@ -42,6 +43,10 @@ _TAIL_READ_LIMITS = ReadLimits(
 )
 
 
+#: Of each lookup of a cluster, the answers by partition.
+_Answers = Sequence[Mapping[TopicPartition, OffsetAnswer]]
+
+
 class Inspector:
     """Inspect partitions on both sides; keeps its connections."""
 
@@ -49,7 +54,7 @@ class Inspector:
         self._source = source
         self._destination = destination
         self._tail_reader = SectionReader(source, destination, _TAIL_READ_LIMITS)
-        self._expiration_ms: dict[int, int | None] = {}
+        self._limits: dict[int, AppendLimits] = {}
         self.source_metadata: ClusterMetadata | None = None
         self.destination_metadata: ClusterMetadata | None = None
         #: The trouble with the link to the source, and since when (epoch ms); None without trouble.
@@ -72,17 +77,17 @@ class Inspector:
         }
         good = [a for a in assignments if a not in troubles]
         try:
-            here = self._read_destination(good)
+            here, producers = self._read_destination(good)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = _link_trouble(error, Reason.DESTINATION_UNREACHABLE)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
         try:
-            answers = self._read_source(good, here)
+            there = self._read_source(good)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = self._source_trouble(error)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
         self._link_trouble = None
-        seen = {a: self._facts(a, answers, source, destination) for a in good}
+        seen = {a: self._facts(a, there, here, producers, source, destination) for a in good}
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
         for a, found in self.compare_tails(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
@@ -155,7 +160,10 @@ class Inspector:
                 found[assignment] = replace(facts, fork=fork, foreign_writers=foreign_writers)
         return found
 
-    def _read_destination(self, assignments: Collection[Assignment]) -> _DestinationAnswers:
+    def _read_destination(
+        self, assignments: Collection[Assignment]
+    ) -> tuple[_Answers, Mapping[TopicPartition, ProducersAnswer]]:
+        """Return where logs start, end, still end a moment later, and are replicated; and what producers are known."""
         partitions = [a.destination for a in assignments]
         client, log_end = self._destination, Lookup(LATEST, log_end=True)
         # The log end before and after the producer states: if it differs, the answers do not belong together.
@@ -165,50 +173,38 @@ class Inspector:
         producers = describe_producers(client, left, timeout=_LOOKUP_TIMEOUT)
         lookups = [log_end, Lookup(LATEST), Lookup(EARLIEST)]
         later = client.look_up_offsets(left, lookups, timeout=_LOOKUP_TIMEOUT)
-        return _DestinationAnswers(before, producers, *({**before, **answers} for answers in later))
+        end_after, replicated, start = ({**before, **answers} for answers in later)
+        return (start, before, end_after, replicated), producers
 
-    def _read_source(self, assignments: Collection[Assignment], here: _DestinationAnswers) -> _Answers:
+    def _read_source(self, assignments: Collection[Assignment]) -> _Answers:
+        """Return where logs start, their last stable offsets, high watermarks and ends."""
         partitions = [a.source for a in assignments]
         ends = [Lookup(LATEST, read_committed=True), Lookup(LATEST), Lookup(LATEST, log_end=True)]
-        found = self._source.look_up_offsets(partitions, [Lookup(EARLIEST), *ends], timeout=_LOOKUP_TIMEOUT)
-        return _Answers(here, *found)
+        return self._source.look_up_offsets(partitions, [Lookup(EARLIEST), *ends], timeout=_LOOKUP_TIMEOUT)
 
     def _facts(
         self,
         assignment: Assignment,
-        answers: _Answers,
+        there: _Answers,
+        here: _Answers,
+        producers: Mapping[TopicPartition, ProducersAnswer],
         source: ClusterMetadata,
         destination: ClusterMetadata,
     ) -> Facts:
         """Return the facts of all lookups; how the tails compare is added later."""
         offsets: list[int] = []
-        here = answers.destination
-        for partition, reason, lookups in (
-            (
-                assignment.source,
-                Reason.SOURCE_UNREACHABLE,
-                (answers.source_start, answers.last_stable, answers.high_watermark, answers.source_end),
-            ),
-            (
-                assignment.destination,
-                Reason.DESTINATION_UNREACHABLE,
-                (here.start, here.end, here.end_after, here.replicated),
-            ),
+        for client, partition, reason, lookups in (
+            (self._source, assignment.source, Reason.SOURCE_UNREACHABLE, there),
+            (self._destination, assignment.destination, Reason.DESTINATION_UNREACHABLE, here),
         ):
             for answer in (found[partition] for found in lookups):
                 if answer.offset is None:
+                    if answer.error_code == Code.BROKER_NOT_AVAILABLE and (why := client.unanswered.get(partition)):
+                        return Facts(trouble=Trouble(reason, f"looking up {partition}: {why}"))
                     return Facts(trouble=_partition_trouble(partition, answer.error_code, reason, "DESCRIBE"))
                 offsets.append(answer.offset)
-        (
-            log_start,
-            last_stable,
-            high_watermark,
-            source_end,
-            destination_start,
-            destination_end,
-            end_after,
-            replicated,
-        ) = offsets
+        log_start, last_stable, high_watermark, source_end, *offsets_here = offsets
+        destination_start, destination_end, end_after, replicated = offsets_here
         if destination_end != end_after:
             what = f"{assignment.destination} is being appended to: its log end is still moving"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
@@ -216,13 +212,10 @@ class Inspector:
             # if markers are lost with a leader, our sequence numbers have no gap that its successor would notice
             what = f"{assignment.destination} is not replicated up to its end yet"
             return Facts(trouble=Trouble(Reason.DESTINATION_UNREACHABLE, what))
-        producers = here.producers[assignment.destination]
-        if producers.error_code:
-            return Facts(
-                trouble=_partition_trouble(
-                    assignment.destination, producers.error_code, Reason.DESTINATION_UNREACHABLE, "READ"
-                )
-            )
+        known = producers[assignment.destination]
+        if known.error_code:
+            reason = Reason.DESTINATION_UNREACHABLE
+            return Facts(trouble=_partition_trouble(assignment.destination, known.error_code, reason, "READ"))
         source_leader = source.leader(assignment.source)
         destination_leader = destination.leader(assignment.destination)
         if not source_leader or not destination_leader:
@@ -240,39 +233,18 @@ class Inspector:
             high_watermark=high_watermark,
             destination_log_start=destination_start,
             destination_log_end=destination_end,
-            producer=next((p for p in producers.producers if p.producer_id == assignment.producer_id), None),
-            producer_id_expiration_ms=self._expiration(leader_id),
+            producer=next((p for p in known.producers if p.producer_id == assignment.producer_id), None),
+            destination_limits=self._limits_of(leader_id),
         )
 
-    def _expiration(self, node_id: int) -> int | None:
-        if node_id not in self._expiration_ms:
-            self._expiration_ms[node_id] = producer_expiration_ms(self._destination, [node_id]).get(node_id)
-        return self._expiration_ms[node_id]
+    def _limits_of(self, node_id: int) -> AppendLimits:
+        if (known := self._limits.get(node_id)) is None:
+            known = self._limits[node_id] = append_limits(self._destination, node_id)
+        return known
 
-
-Answers = Mapping[TopicPartition, OffsetAnswer]
-
-
-@dataclass(frozen=True, slots=True)
-class _DestinationAnswers:
-    """The answers of the destination in one inspection."""
-
-    end: Answers
-    producers: Mapping[TopicPartition, ProducersAnswer]
-    end_after: Answers
-    replicated: Answers
-    start: Answers
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """The answers of both clusters in one inspection."""
-
-    destination: _DestinationAnswers
-    source_start: Answers
-    last_stable: Answers
-    high_watermark: Answers
-    source_end: Answers
+    def forget_limits(self, node_id: int) -> None:
+        """Read the settings of a destination broker again: it may have been restarted. Any thread may call this."""
+        self._limits.pop(node_id, None)
 
 
 def _foreign_writers(client: ClusterClient, partition: TopicPartition, low: int, high: int, own: int) -> ForeignWriters:

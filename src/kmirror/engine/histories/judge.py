@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
-from kmirror.cluster.protocol.produce import ProducerState
+from kmirror.cluster.protocol.produce import NO_LIMITS, AppendLimits, ProducerState
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.histories.fork import Fork
 from kmirror.errors import Reason
@@ -104,7 +104,8 @@ class Facts:
     tail: TailMatch = TailMatch.NOTHING
     #: Epoch of the source batch with the offset before the destination's end; None without one.
     tail_epoch: int | None = None
-    producer_id_expiration_ms: int | None = None
+    #: What its leader's settings mean for appends.
+    destination_limits: AppendLimits = NO_LIMITS
     #: Who wrote the destination's batch that differs, or else its last one; None without batches.
     tail_producer_id: int | None = None
     #: The lowest offset that was found to differ.
@@ -279,7 +280,7 @@ def _different_tail(assignment: Assignment, facts: Facts) -> Fail | None:
     return Fail(
         Reason.SOURCE_DIVERGED,
         f"the history of {assignment.source} was rewritten: from offset {at} on it differs from what was copied, "
-        f"{counted(end - at, 'record')} up to offset {end - 1}{proved}",
+        f"{counted(end - at, 'offset')} up to offset {end - 1}{proved}",
         at,
     )
 
@@ -363,8 +364,8 @@ def _source_too_late(assignment: Assignment, facts: Facts) -> Fail | None:
         f"source log truncation detected at position {end}: {has}; its "
         + counted(
             facts.source_log_start - end,
-            f"record {end} was deleted before it was copied",
-            f"records {end} to {facts.source_log_start - 1} were deleted before they were copied",
+            f"offset {end} was deleted before it was copied",
+            f"offsets {end} to {facts.source_log_start - 1} were deleted before they were copied",
         ),
         end,
     )

@@ -7,26 +7,26 @@ partition that is pinned to its connection. The lane's deadline is checked befor
 from __future__ import annotations
 
 from kmirror.cluster.protocol import produce
+from kmirror.cluster.protocol.codes import Code
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.brokers.links import REQUESTS_IN_FLIGHT, DestinationLink, ProduceRequest
 from kmirror.engine.lane.fetching import Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
-from kmirror.engine.lane.partition.intake import GuardedBatch
+from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import ALONE
+from kmirror.engine.lane.request_sizes import PRODUCE_BYTES, PRODUCE_PARTITIONS, RequestSizes
 from kmirror.engine.lane.spreading import Spreading
 from kmirror.errors import Reason
 
 #: While the maximum is in flight, wake up only for this many responses at once.
 _ANSWERS_AWAITED = 2
-#: A request of this size takes no further batch; if more is in flight over a long-distance connection, it may be
-#: larger, and it is smaller where less is.
-PRODUCE_BYTES = 1 << 20
 _FAR_PRODUCE_BYTES = 64 << 10
-PRODUCE_PARTITIONS = 200
 #: For so long others may use a connection on which a partition waits until nothing is in flight.
 _ALONE_SECONDS = 0.5
+#: A connection that is closed so soon after an inspection was not closed for being idle.
+_SOON_SECONDS = 1.0
 
 
 class Appending:
@@ -39,13 +39,18 @@ class Appending:
         self._fetching = fetching
         self._fills = fills
         self._spreading = Spreading(lane)
-        self.attach = self._spreading.attach
+        self._sizes = RequestSizes(lane)
         self.opened = self._spreading.opened
 
     def on_tick(self, at: float) -> None:
         """Hang up on brokers that do not respond in time, and on all when this lane's deadline has passed."""
         self._links.on_tick(at)
         self._spreading.on_tick(at)
+
+    def attach(self, partition: PartitionCopy) -> None:
+        """Connect a partition that was inspected to its leader."""
+        self._sizes.learn(partition)
+        self._spreading.attach(partition)
 
     def refused(self, key: tuple[int, int], message: str, _: Reason | None, at: float) -> None:
         """Note that a connection could not be opened."""
@@ -92,7 +97,7 @@ class Appending:
         batches: list[tuple[PartitionCopy, GuardedBatch]] = []
         size, alone = 0, False
         largest = max(_FAR_PRODUCE_BYTES if link.is_far else PRODUCE_BYTES, link.window.limit // REQUESTS_IN_FLIGHT)
-        ready, key = link.ready, link.key
+        ready, key, together = link.ready, link.key, self._sizes.together(link.node_id)
         if not link.in_flight:
             link.alone_since = None
         for partition in list(ready):
@@ -103,11 +108,18 @@ class Appending:
                 del ready[partition]
                 continue
             permission = partition.may_send(wall)
-            if permission is None:
+            if permission is None or isinstance(batch := partition.queue[0], Gap):
                 del ready[partition]
                 self._fills.note(partition)
                 continue
-            if permission is ALONE:
+            if why := self._sizes.obstacle(link, partition, batch):
+                del ready[partition]
+                partition.refused(Code.MESSAGE_TOO_LARGE, why, batch, at)
+                continue
+            is_suspect = self._sizes.is_suspect(partition, batch)
+            if batches and (is_suspect or size + len(batch.data) > together):
+                continue
+            if permission is ALONE or is_suspect:
                 if link.in_flight:
                     link.alone_since = link.alone_since or at
                     continue
@@ -118,6 +130,8 @@ class Appending:
             del ready[partition]
             if partition.queue:
                 ready[partition] = None
+            if is_suspect:
+                break
         return batches, size, alone
 
     def _append(
@@ -155,8 +169,8 @@ class Appending:
         self._lane.counts.appends.took(at - request.sent_at)
         link.window.answered(request.size, request.delivered, request.sent_at, at)
         self._spreading.answered(link, request.size, at - request.sent_at, at, is_throttled=throttle_time_ms > 0)
-        for (partition, _), (_, _, code, base_offset, detail) in zip(request.batches, in_order, strict=True):
-            partition.answered(code, base_offset, detail, at)
+        for (partition, _), (_, _, code, base_offset, detail, time) in zip(request.batches, in_order, strict=True):
+            partition.answered(code, base_offset, detail, at, time)
             if partition in link.leaving and not partition.in_flight:
                 self._spreading.moved(link, partition)
             if partition.queue:
@@ -169,9 +183,19 @@ class Appending:
     def lost(self, link: DestinationLink, message: str, at: float) -> None:
         """Note that the outcome of all requests in flight on a connection is unknown."""
         self._fills.lose(link.node_id, message)
+        self._lane.background_requests.forget_limits(link.node_id)
+        self._sizes.closed(link)
         for partition in self._lane.all:
-            if (partition.destination_node, partition.destination_number) == link.key:
+            if (partition.destination_node, partition.destination_number) != link.key:
+                continue
+            was_inspected_before = at - partition.memory.inspected_at > _SOON_SECONDS
+            if not link.in_flight and partition.is_idle and was_inspected_before:
+                # brokers close idle connections, and sessions expire: no trouble, unless the inspection finds one
+                partition.reinspect(at)
+            else:
                 partition.outcome_unknown(message, at)
+        for partition, batch in link.in_flight[0].batches if link.in_flight else ():
+            self._sizes.give_up(link, partition, batch, at)
         self._fetching.collect()
 
 

@@ -323,6 +323,7 @@ class Fetching:
         key = self._keys[partition]
         link.partitions[key] = partition
         link.paused.discard(key)
+        link.busy_at = now()
         partition.source.joined(link.role, link.serial + 1)
         self._want(link, key, partition)
 
@@ -374,7 +375,8 @@ class Fetching:
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
-        wait = link.quiet_wait_ms if link.role == "quiet" else FETCH_WAIT_MS
+        is_quiet = link.role == "quiet" or at - link.busy_at > QUIET_SECONDS
+        wait = link.quiet_wait_ms if is_quiet else FETCH_WAIT_MS
         wait = FETCH_WAIT_PAUSED_MS if link.paused else wait
         max_bytes = self._answer_bytes(link, allowed)
         if alone is not None:
@@ -403,6 +405,7 @@ class Fetching:
         self._throttle.spend(len(view))
         at = now()
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
+            link.busy_at = at
             self._lane.counts.fetches.took(at - asked_at)
         elif asked_at is not None and link.role == "quiet" and not link.paused:
             seconds_there = at - asked_at - link.stream.connection.round_trip

@@ -10,11 +10,12 @@ Before anything is sent to the destination the lane's deadline is checked. A lan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from functools import partial
 
-from kmirror.cluster.loop import Loop
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.loop import Loop, Ready
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.engine import lifeline
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.histories.judge import Facts, judge
@@ -29,35 +30,37 @@ from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import Status
 from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import Reports, RowChanges
+from kmirror.engine.lane.reports.state_log import StateLog
 from kmirror.engine.spec import LaneResult, LaneSpec
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import Reason
 from kmirror.state.lane_change_record import LaneChangeRecord
 
 #: How long to wait for connections and events; and when no partition needs checks, which what arrives changes at once.
-_TICK, _IDLE_TICK = 0.1, 0.4
+_TICK, _IDLE_TICK = 0.1, 1.0
 _TICK_SECONDS = 0.1
 #: The time between ticks is at least this many times the duration of a tick, however many partitions are active.
 _TICK_RATIO = 10
-_STOP_SECONDS = 2.0
+_STOP_SECONDS, _DRAIN_TICK = 2.0, 0.05
 
 
 class Lane:
-    """Copy a set of partitions until the engine ends the lane."""
+    """Copy a set of partitions until the engine ends the lane; lanes of one process may share a `state_log`."""
 
-    def __init__(self, spec: LaneSpec, attempt: int) -> None:
+    def __init__(self, spec: LaneSpec, attempt: int, state_log: StateLog | None = None) -> None:
         self.spec = spec
         self.attempt = attempt
-        source_config, destination_config = (
-            client_config(spec.source_properties).expecting(spec.source_cluster_id, Reason.SOURCE_CLUSTER_CHANGED),
-            client_config(spec.destination_properties).expecting(spec.destination_cluster_id),
+        source_config = client_config(spec.source_properties).expecting(
+            spec.source_cluster_id, Reason.SOURCE_CLUSTER_CHANGED
         )
+        destination_config = destination_config_of(spec)
+        state_log = state_log or StateLog(destination_config)
         self._loop = Loop(now)
         buffer_bytes, post = FETCH_BYTES + FETCH_BYTES // 2, self._loop.post
         self._background_requests = BackgroundRequests(
             spec, source_config, destination_config, self._broken, post, stream_bytes=buffer_bytes
         )
-        self.control = LaneControl(spec, attempt, destination_config, self._row_changes, self._broken)
+        self.control = LaneControl(spec, attempt, state_log, self._row_changes, self._broken)
         self._state = LaneState(
             spec, source_config, destination_config, self.control, self._background_requests, self._loop
         )
@@ -71,8 +74,10 @@ class Lane:
         self._changes = WorkChanges(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
         self._log_end_checks = LogEndChecks(self._background_requests)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
-        self._next_tick_at = 0.0
+        self._next_tick_at = self._next_idle_tick_at = 0.0
         self._was_caught_up = False
+        #: True if nothing that was sent can still arrive.
+        self._is_clean = False
         self.control.usage = self._fetching.usage
         self.control.path_limit = self._fetching.ahead.path_limit
         self.control.on_change = self._loop.wake
@@ -85,44 +90,77 @@ class Lane:
         """The partitions that are copied now; for any thread."""
         return self._state.partitions
 
-    def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
-        """Copy until `control` ends this lane; return how it ended.
+    @property
+    def loop(self) -> Loop:
+        """What has come for the next turn."""
+        return self._loop
 
-        `before_sending` is called once in the thread that sends, after all other threads have been started.
-        """
+    def start(self) -> None:
+        """Start the other threads; not for the thread that sends."""
         self._background_requests.start()
         self.control.start()
-        before_sending()
-        self._begin(self.partitions, self.spec.unsettled_lanes)
+
+    def turns(self) -> Generator[float, list[tuple[Ready, int]]]:
+        """Copy until `control` ends this lane, turn by turn; for the sending thread.
+
+        Each yields for how many seconds at most to wait for `loop`, and is sent what `loop.wait` returned then. When it
+        ends, or is closed, all connections are closed, and nothing more is sent.
+        """
         try:
+            self._begin(self.partitions, self.spec.unsettled_lanes)
             while self.control.ended is None:
-                self._turn(_TICK if self._state.active or self._state.revoked else _IDLE_TICK)
-            self._drain(now() + _STOP_SECONDS)
+                tick = _TICK if self._state.active or self._state.revoked else _IDLE_TICK
+                self._turn((yield min(tick, self._fetching.ahead.seconds_left(now()))))
+            # receive the responses to requests in flight
+            until = now() + _STOP_SECONDS
+            while (
+                self._is_stopped and now() < until and any(p.in_flight or p.fill.is_under_way for p in self._state.all)
+            ):
+                self._turn((yield _DRAIN_TICK), sending=False)
             at = now()
-            clean = all(partition.nothing_can_arrive(at) for partition in self._state.all)
+            self._is_clean = all(partition.nothing_can_arrive(at) for partition in self._state.all)
         finally:
             self._background_requests.stop()
             self._fetching.ahead.hang_up()
             self._state.hang_up()
-            self._background_requests.join(timeout=5)
-            self.control.stop(final_report=self._ended_how() == "STOPPED")
-            self._loop.close()
-        how, message = self.control.ended
-        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, clean)
 
-    def _ended_how(self) -> str | None:
-        return self.control.ended[0] if self.control.ended else None
+    def close(self) -> None:
+        """End the other threads, once there are no more turns; for any thread, since this takes up to some seconds."""
+        self._background_requests.join(timeout=5)
+        self.control.stop(final_report=self._is_stopped)
+        self._loop.close()
 
-    def _drain(self, until: float) -> None:
-        """Receive the responses to requests in flight; send nothing more."""
-        if self._ended_how() != "STOPPED":
-            return
-        while now() < until and any(p.in_flight or p.fill.is_under_way for p in self._state.all):
-            self._turn(0.05, sending=False)
+    @property
+    def result(self) -> LaneResult:
+        """How it ended, once `control` has ended it and there are no more turns."""
+        how, message = self.control.ended or ("STOPPED", "")
+        return LaneResult(self.spec.lane, self.spec.generation, self.attempt, how, message, self._is_clean)
 
-    def _turn(self, timeout: float, *, sending: bool = True) -> None:
-        """Wait for connections and events, handle them, and send what may be sent."""
-        for ready, mask in self._loop.wait(min(timeout, self._fetching.ahead.seconds_left(now()))):
+    def run(self, before_sending: Callable[[], None] = lambda: None) -> LaneResult:
+        """Copy until `control` ends this lane, which sends from this thread; return how it ended.
+
+        `before_sending` is called once, after all other threads have been started.
+        """
+        self.start()
+        before_sending()
+        try:
+            turns = self.turns()
+            with suppress(StopIteration):
+                seconds = next(turns)
+                while True:
+                    seconds = turns.send(self._loop.wait(seconds))
+        finally:
+            self.close()
+        return self.result
+
+    @property
+    def _is_stopped(self) -> bool:
+        """True once the engine has stopped this lane, which may then tell its last news."""
+        return self.control.ended is not None and self.control.ended[0] == "STOPPED"
+
+    def _turn(self, came: list[tuple[Ready, int]], *, sending: bool = True) -> None:
+        """Handle what connections and other threads have for this lane, and send what may be sent."""
+        for ready, mask in came:
             ready(mask)
         self._loop.take_events()
         if sending:
@@ -187,10 +225,11 @@ class Lane:
 
     def _on_tick(self, at: float) -> None:
         """Do what is due: inspections, time-outs, the report that everything is copied."""
-        # a lane that has just been stopped waits for its answers (`_drain`), although its deadline has passed
-        if at < self._next_tick_at or self.control.ended is not None:
-            return
         state = self._state
+        due_at = self._next_tick_at if state.active or state.revoked else self._next_idle_tick_at
+        # a lane that has just been stopped waits for its answers (`turns`), although its deadline has passed
+        if at < due_at or self.control.ended is not None:
+            return
         due = [p for p in state.active if p.due_for_inspection(at)]
         if due:
             for partition in due:
@@ -213,9 +252,15 @@ class Lane:
         state.set_aside_resting()
         took = now() - at
         self._next_tick_at = at + max(_TICK_SECONDS, _TICK_RATIO * took)
+        self._next_idle_tick_at = max(self._next_tick_at, at + _IDLE_TICK)
 
     def _row_changes(self) -> RowChanges:
         return self._reports.changes(self._state.all, self._state.take_touched())
+
+
+def destination_config_of(spec: LaneSpec) -> ClientConfig:
+    """Return how a lane connects to its destination."""
+    return client_config(spec.destination_properties).expecting(spec.destination_cluster_id)
 
 
 def run_lane(spec: LaneSpec, attempt: int) -> LaneResult:

@@ -116,7 +116,8 @@ class LaneBalancer:
         # lanes that wait for their share of a throttle are not slow
         if self._topics.settings.throttle_bytes_per_second == 0 and (moves := self._balance.moves(at)):
             (to,) = set(moves.values())
-            self._journal.note(f"{counted(len(moves), 'partition')} of {self.mirror} go to lane {to}, which is ahead")
+            moved = f"{counted(len(moves), 'partition')} of {self.mirror}"
+            self._journal.note(f"lane {to}, which is ahead, gets {moved}")
             self._journal.record("lane", "GIVEN_MORE", {"lane": to, "partitions": len(moves)})
             lanes.move_partitions(moves)
 

@@ -14,7 +14,7 @@ reported (`lane_slots`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from math import inf
 
@@ -27,7 +27,7 @@ from kmirror.engine.lanes.lane_plan import Change, Held, changes, shares
 from kmirror.engine.lanes.lane_slots import LaneSlots
 from kmirror.engine.lanes.orders import LaneOrders
 from kmirror.engine.spec import LaneResult
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.state.assignment import Assignment
 from kmirror.state.lane_change_record import LaneChangeRecord
@@ -43,6 +43,8 @@ ARRIVAL_SECONDS = 60.0
 _RECENT_SECONDS = 4.0
 #: How often to check whether a lane that should end was ever started.
 _CHECK_SECONDS = 2.0
+#: The most seconds of a lane's silence that a slow destination explains.
+_MOST_EXPLAINED_SECONDS = 60.0
 _PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 #: Partitions of one change: some 50 KB.
@@ -73,9 +75,13 @@ class Lanes:
         #: By lane, when any run of it last reported; and when any lane did.
         self._reported_at: dict[int, float] = {}
         self._any_reported_at = -inf
-        #: Lanes that have filled offsets by transactions, and may have left one open.
+        #: For how long the destination has kept the engine's own heartbeats waiting: it delays reports as much.
+        self.waited_seconds = 0.0
+        #: By lane, how long that was when it last reported or was started.
+        self._waited_before: dict[int, float] = {}
         #: True once it was said that a source broker accepts no more connections.
         self._is_refused_more = False
+        #: Lanes that have filled offsets by transactions, and may have left one open.
         self._filling = set(filling_lanes)
         #: What the last stored heartbeat claims: a lane starts only when the brokers have its claim to write.
         self._published: dict[int, Incarnation] = {}
@@ -226,8 +232,11 @@ class Lanes:
     def _change(self, number: int, change: Change) -> None:
         lane = self._lanes.get(number)
         if lane is None:
-            others_report = now() - self._any_reported_at <= LANE_SILENCE_SECONDS
-            self._add(number, {a.destination: a for a in change.assigned}, now() if others_report else -inf)
+            at = now()
+            others_report = at - self._any_reported_at <= LANE_SILENCE_SECONDS
+            # of a mirror that was paused, the last report may be hours old
+            none_should = self._any_reported_at > -inf and not self.silent(at)
+            self._add(number, {a.destination: a for a in change.assigned}, at if others_report or none_should else -inf)
         elif lane.future is None:
             lane.copies |= {a.destination: a for a in change.assigned}
             lane.wanted = not change.ends
@@ -283,6 +292,7 @@ class Lanes:
                     unsettled=self._unsettled_lanes(),
                 )
                 self._jobs.start(lane, spec, at)
+                self._waited_before[lane.lane] = self.waited_seconds
 
     def _check(self, lane: KnownLane, at: float) -> None:
         future, reported_at = lane.future, lane.reported_at
@@ -297,7 +307,7 @@ class Lanes:
             self._cancel(lane, future)
             return
         if lane.lane in self._slots.arriving and reported_at is None:
-            if at - lane.submitted_at > ARRIVAL_SECONDS:
+            if self._silence(lane.lane, lane.submitted_at, at) > ARRIVAL_SECONDS:
                 lane.wanted = False
                 self._cancel(lane, future, clean=True)
             return
@@ -306,9 +316,9 @@ class Lanes:
             lane.wanted = lane.is_outdated = False
             self.heartbeat_now = True
         if reported_at is not None:
-            silent = at - reported_at > LANE_SILENCE_SECONDS
+            silent = self._silence(lane.lane, reported_at, at) > LANE_SILENCE_SECONDS
         else:
-            silent = at - lane.submitted_at > LANE_START_SECONDS
+            silent = self._silence(lane.lane, lane.submitted_at, at) > LANE_START_SECONDS
             if silent and self._jobs.is_waiting(lane):
                 lane.submitted_at, silent = at, False  # submitting it again would only delay it
         if silent and not self.stopping:
@@ -325,7 +335,7 @@ class Lanes:
         """Return True if a lane that was asked to end cannot: its worker is gone, or no worker had started it."""
         if lane.unwanted_at is None:
             lane.unwanted_at = lane.checked_at = at
-        if at - lane.unwanted_at > LANE_SILENCE_SECONDS:
+        if self._silence(lane.lane, lane.unwanted_at, at) > LANE_SILENCE_SECONDS:
             return True
         if at - lane.checked_at < _CHECK_SECONDS:
             return False
@@ -368,6 +378,7 @@ class Lanes:
             del self._lanes[number]
             self._slots.gone(number)
             self._reported_at.pop(number, None)
+            self._waited_before.pop(number, None)
         else:
             lane.next_generation(predecessor_may_write=self._predecessor_may_write)
         self.plan_now = self.heartbeat_now = True
@@ -379,15 +390,22 @@ class Lanes:
 
     # -- reports and heartbeats -----------------------------------------------------------------------------------
 
-    def silent(self, at: float, seconds: float = LANE_SILENCE_SECONDS) -> dict[int, float | None]:
-        """Return the lanes with work that have not reported for `seconds`, and when each last did; None for never."""
-        found = {}
-        for n, lane in self._lanes.items():
-            if lane.wanted and lane.copies:
-                reported_at = self._reported_at.get(n)
-                if at - (lane.silent_from if reported_at is None else reported_at) > seconds:
-                    found[n] = reported_at
-        return found
+    def silent(self, at: float) -> dict[int, float | None]:
+        """Return the lanes with work that are silent, and when each last reported; None for never."""
+        silent = (n for n, since in self._unheard_since() if self._silence(n, since, at) > LANE_SILENCE_SECONDS)
+        return {n: self._reported_at.get(n) for n in silent}
+
+    def are_late(self, at: float) -> bool:
+        """Return whether a lane with work has not reported lately, for whatever reason."""
+        return any(at - since > LATE_SECONDS for _, since in self._unheard_since())
+
+    def _unheard_since(self) -> Iterator[tuple[int, float]]:
+        return ((n, self._reported_at.get(n, h.silent_from)) for n, h in self._lanes.items() if h.wanted and h.copies)
+
+    def _silence(self, lane: int, since: float, at: float) -> float:
+        """Return for how long a lane has been silent, without the time that a slow destination explains."""
+        explained = self.waited_seconds - self._waited_before.get(lane, self.waited_seconds)
+        return at - since - min(explained, _MOST_EXPLAINED_SECONDS)
 
     @property
     def reported_at(self) -> dict[int, float]:
@@ -440,6 +458,7 @@ class Lanes:
             partitions = counted(len(lane.copies), "partition")
             self._journal.note(f"lane {lane.lane} of {self._mirror} runs, with {partitions}")
         lane.reported_at = self._reported_at[lane.lane] = self._any_reported_at = now()
+        self._waited_before[lane.lane] = self.waited_seconds
         if record.attempt > lane.attempt:
             lane.attempt = record.attempt
             self.restarts += 1

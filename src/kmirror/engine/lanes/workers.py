@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lanes.lanes import Lanes
-from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS, MirrorHealth
+from kmirror.engine.status.health import LANE_SILENCE_SECONDS, MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import Reason
 from kmirror.status.engine_health import no_workers_text
@@ -24,18 +24,19 @@ class Workers:
         #: True once it was announced that workers do not report.
         self._are_silent = False
 
-    def check(self, at: float, *, are_readable: bool) -> None:
+    def check(self, at: float, *, are_readable: bool, throttled_by: str | None = None) -> None:
         """Determine which lanes no worker reports on, and announce it once that has lasted.
 
-        Without `are_readable` it is the destination that keeps their reports from us.
+        Without `are_readable` it is the destination that keeps their reports from us; `throttled_by` is its broker that
+        throttles us.
         """
-        silent, late = self._lanes.silent(at), bool(self._lanes.silent(at, LATE_SECONDS))
+        silent, late = self._lanes.silent(at), self._lanes.are_late(at)
         if self._health.take_silence(silent, late=late):
             self._lanes.heartbeat_now = True
         lasts = self._health.silence(at) > LANE_SILENCE_SECONDS
         if lasts and are_readable and not self._are_silent:
             self._are_silent = True
-            self._journal.note(f"{self._mirror}: {self._text(at)}", Level.ERROR, about_spark=True)
+            self._journal.note(f"{self._mirror}: {self._text(at, throttled_by)}", Level.ERROR, about_spark=True)
             self._journal.record("workers", Reason.NO_WORKERS, {"lanes": sorted(silent), "master": self._master})
         elif not silent and self._are_silent:
             self._are_silent = False
@@ -47,5 +48,6 @@ class Workers:
         at_ms = now_ms()
         return {lane: at_ms - int(1000 * (at - since)) for lane, since in self._health.silent_lanes.items()}
 
-    def _text(self, at: float) -> str:
-        return no_workers_text(self._health.silent_lanes, int(1000 * self._health.silence(at)), self._master)
+    def _text(self, at: float, throttled_by: str | None) -> str:
+        silent_ms = int(1000 * self._health.silence(at))
+        return no_workers_text(self._health.silent_lanes, silent_ms, self._master, throttled_by)

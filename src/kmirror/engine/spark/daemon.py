@@ -3,7 +3,8 @@
 Spark runs it as `spark.python.daemon.module`. Before Spark's own loop starts, it
 
 * takes Spark's zip of pyspark off the path where the same pyspark is installed unpacked: a zip holds no bytecode, and
-  compiling costs half a second at every start;
+  compiling costs half a second at every start; and Spark's own jar, whose directory every worker would read again, for
+  13 MB each;
 * imports what every worker needs, so that forks share it (KMIRROR_PRELOAD: module names, comma-separated; a name that
   ends in ``*`` means all modules of that package with that prefix);
 * limits the heaps of the C library: a worker's threads would get one of a megabyte each;
@@ -32,7 +33,10 @@ PRELOAD_VARIABLE = "KMIRROR_PRELOAD"
 
 def main() -> None:
     """Prepare the process, then fork workers until Spark closes standard input."""
+    given = set(sys.path)
     sys.path[:] = without_bundled_pyspark(sys.path)
+    for entry in given.difference(sys.path):
+        sys.path_importer_cache.pop(entry, None)
     with contextlib.redirect_stdout(sys.stderr):
         preload(["pyspark.daemon", "pyspark.worker", *os.environ.get(PRELOAD_VARIABLE, "").split(",")])
     lifeline.tie_children()
@@ -43,13 +47,14 @@ def main() -> None:
 
 
 def without_bundled_pyspark(path: list[str]) -> list[str]:
-    """Return `path` without the bundled zips of pyspark and py4j, if the installation they belong to is on it."""
-    others = [entry for entry in path if not entry.endswith(".zip")]
+    """Return `path` without Spark's jar and the zips of pyspark and py4j, if their installation is on it."""
+    others = [entry for entry in path if not entry.endswith((".zip", ".jar"))]
     spec = importlib.machinery.PathFinder.find_spec("pyspark", others)
     if spec is None or spec.origin is None or importlib.machinery.PathFinder.find_spec("py4j", others) is None:
         return path
-    bundled = Path(spec.origin).parent.resolve() / "python" / "lib"
-    return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).resolve().parent == bundled)]
+    installed = Path(spec.origin).parent.resolve()
+    bundled = {installed / "python" / "lib", installed / "jars"}
+    return [entry for entry in path if entry in others or Path(entry).resolve().parent not in bundled]
 
 
 def preload(names: list[str]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: How often to ask for ended jobs, for some seconds after one was submitted: most of those that end soon are short. And
 #: how often later: lanes run for days.
-_SOON_SECONDS, _YOUNG_SECONDS, _LATER_SECONDS = 0.02, 5.0, 0.2
+_SOON_SECONDS, _YOUNG_SECONDS, _LATER_SECONDS = 0.02, 5.0, 0.5
 
 
 @dataclass(slots=True, eq=False)

@@ -32,6 +32,8 @@ _OMITTED = shutil.ignore_patterns(
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages"),
     *("config-*", "_tkinter*", "_test*", "*.opt-[12].pyc"),
 )
+#: gzip's level: higher ones take much longer and save little.
+_COMPRESSION = 6
 #: The parts of glibc, which every machine has, and which must fit each other.
 _GLIBC = re.compile(r"(ld-linux|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|mvec|thread_db))\b.*|linux-vdso.*")
 _RESOLVED = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
@@ -76,7 +78,7 @@ def pack_python(target: Path) -> PythonPack:
             _fill(root)
             _check(root)
             unfinished = Path(place, "unfinished")
-            with tarfile.open(unfinished, "w:gz", compresslevel=6) as archive:
+            with tarfile.open(unfinished, "w:gz", compresslevel=_COMPRESSION) as archive:
                 archive.add(root, arcname=".", filter=_anonymous)
             unfinished.replace(target)
     except OSError as error:

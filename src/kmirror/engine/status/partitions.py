@@ -56,7 +56,7 @@ class MirrorPartitions:
         self._aligned_to: dict[TopicPartition, int] = {}
         #: By partition, the offsets last announced to be copied again.
         self._recopied: dict[TopicPartition, tuple[int, int]] = {}
-        #: How many records the source had lost before they were copied, since the engine started.
+        #: How many offsets the source had lost before they were copied, since the engine started.
         self.lost_records = 0
         #: The partitions that are behind or were being copied when their lanes last reported on them.
         self._busy: set[TopicPartition] = set()
@@ -283,7 +283,7 @@ class MirrorPartitions:
         if first is None or until is None or (record and record.lost_until == until):
             return
         self.lost_records += until - first
-        lost = counted(until - first, "record")
+        lost = counted(until - first, "offset")
         note = f"{partition} continues without {lost} that its source had lost: {first} to {until - 1}"
         details = {"from": first, "until": until, "records": until - first}
         self._announce(note, partition, "LOSS_ACCEPTED", **details)

@@ -16,6 +16,11 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.rights.authorized import missing_rights
+from kmirror.cluster.topics.message_formats import (
+    OLD_TOPIC_HINT,
+    TOPIC_FORMAT,
+    refused_formats,
+)
 from kmirror.cluster.topics.settling import ADJUSTABLE
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
@@ -42,13 +47,14 @@ from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.base.standby import announce_takeover
 from kmirror.ops.base.topic_results import TopicResult
 from kmirror.ops.base.upstream import Upstream, upstream_of
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.value_types import StartFrom
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
-from kmirror.state.store import STATE_TOPIC
 from kmirror.status.in_charge import holdings_in
 from kmirror.sync.setting_changes import ALWAYS, MIRROR_VALUES, SettingsPlan, settings_for, settled_notes
 from kmirror.work import Watch, unwatched
@@ -113,6 +119,8 @@ def add(
             bulk = stack.enter_context(own)
         _compare_adopted(destination, work, bulk, watch)
     _check_at_destination(destination, work)
+    if dry_run and work.plans:
+        require_own_rights(destination)
     rows = rows_of_plan(work) if dry_run else carry_out(destination, work)
     if not dry_run:
         after = (
@@ -282,6 +290,14 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
         work.plans[topic] = replace(work.plans[topic], compared_ends=ends)
 
 
+def _refuse_old_formats(destination: Destination, work: AddWork, present: dict[str, TopicSettings]) -> None:
+    """Refuse topics that are there and whose brokers refuse the batches that would be copied."""
+    for topic, value in refused_formats(destination.client, present).items():
+        del present[topic]
+        message = f"{topic} has {TOPIC_FORMAT}={value}: copied batches are refused below 0.11"
+        work.refuse(topic, RefusedError(message, OLD_TOPIC_HINT, Reason.RECORD_REJECTED))
+
+
 def _check_at_destination(destination: Destination, work: AddWork) -> None:
     """Ask the destination whether it would create the new topics, and which settings differ on the others."""
     # an engine does not ask first: a quota of changes counts that, and might never leave enough for the topics
@@ -301,6 +317,7 @@ def _check_at_destination(destination: Destination, work: AddWork) -> None:
             work.refuse(topic, RefusedError(message, hint, Reason.NOT_AUTHORIZED))
         else:
             readable[topic] = found
+    _refuse_old_formats(destination, work, readable)
     for topic, error in settle_present(destination.client, work, readable).items():
         work.refuse(topic, refusal_of(error, "ALTER_CONFIGS", topic))
     for plan in work.plans.values():

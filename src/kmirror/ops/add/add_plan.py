@@ -11,9 +11,9 @@ from enum import Enum, auto
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
-from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.commands import option
+from kmirror.commands import command_line, option
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream
@@ -21,9 +21,9 @@ from kmirror.settings.parsing import canonical
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import PENDING_ADD, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.state.store import STATE_TOPIC
 from kmirror.status.in_charge import FIRST_TERM, HeldTopic, next_term
 from kmirror.status.observed import is_gone
 from kmirror.sync.discovery import is_internal
@@ -300,7 +300,7 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
             Outcome.NOOP,
             f"{source_topic} is itself a mirror topic, which is mirrored only when added by name",
         )
-    if former is not None and not gone and _is_mirrored(former):
+    if former is not None and not gone and is_added(former):
         fixed = f"; --start-from {facts.start_from} does not change where it started" if facts.start_is_named else ""
         return TopicResult(topic, None, Outcome.NOOP, f"{topic} is already a mirror topic{fixed}")
     interrupted = former is not None and not gone and former.pending_operation == PENDING_ADD
@@ -328,6 +328,12 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
 
     if here is None or here.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
         return plan(Action.CREATE)
+    if here.error_code == Code.BROKER_NOT_AVAILABLE:
+        return _refused(
+            topic,
+            f"whether {topic} exists on the destination is unknown: not all its brokers answer",
+            "try again when they do",
+        )
     if here.error_code:
         is_forbidden = here.error_code == Code.TOPIC_AUTHORIZATION_FAILED
         return _refused(
@@ -343,7 +349,7 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
             topic,
             f"topic {topic} already exists with {counted(len(here.partitions), 'partition')}; {source_topic} has "
             f"{len(there.partitions)}",
-            "delete or rename it, or create the mirror with another topic.prefix",
+            _same_count_hint(facts, here, len(there.partitions), adopt=adopt),
         )
     if interrupted and not begun:
         return plan(Action.FINISH)
@@ -367,6 +373,15 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
     return plan(Action.ADOPT)
 
 
+def _same_count_hint(facts: AddFacts, here: TopicMetadata, wanted: int, *, adopt: bool) -> str:
+    """Return what to do about an existing topic with another number of partitions than its source."""
+    if not adopt or len(here.partitions) > wanted:
+        return "delete or rename it, or create the mirror with another topic.prefix"
+    topic, count = option("--topic", here.name), option("--partitions", str(wanted))
+    grow = command_line("kafka-topics", *admin_options(facts.destination_login), "--alter", *topic, *count)
+    return f"add the missing partitions, and run the same command again:\n{grow}"
+
+
 def owner_of(state: State, topic: str, mirror: str) -> str | None:
     """Return the other mirror that owns a destination topic, if any."""
     for other in state.mirrors:
@@ -386,7 +401,8 @@ def require_unchanged(state: State, plan: TopicPlan, mirror: str) -> None:
         )
 
 
-def _is_mirrored(record: TopicRecord) -> bool:
+def is_added(record: TopicRecord) -> bool:
+    """Return whether a record is of a mirror topic: neither stopped nor still being added."""
     return record.desired is not DesiredState.STOPPED and record.pending_operation != PENDING_ADD
 
 

@@ -26,14 +26,13 @@ from kmirror.ops.add.add_plan import Action, TopicPlan, require_unchanged
 from kmirror.ops.add.add_work import AddWork
 from kmirror.ops.add.settle import settle_new
 from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
-from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.results import exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.event_records import Event
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
@@ -69,6 +68,12 @@ _DEFAULTS = {
     "delete.retention.ms": "86400000",
     "max.compaction.lag.ms": "9223372036854775807",
     "min.compaction.lag.ms": "0",
+}
+_ANY_HINT = "fix that, or create the topic yourself and use --adopt"
+#: What to do where no one can create the topic.
+_HINTS: Mapping[int, str] = {
+    Code.INVALID_TOPIC_EXCEPTION: "delete the topic that has such a name, or mirror this one with a topic.prefix",
+    Code.TOPIC_ALREADY_EXISTS: "another client has just created it: run the same command again",
 }
 _FINISH_HINT = "run the same command again to finish"
 
@@ -148,7 +153,7 @@ def refusal_of(error: KmirrorError, operation: str, topic: str) -> KmirrorError:
     if isinstance(error, BrokerError) and error.code == Code.THROTTLING_QUOTA_EXCEEDED:
         return TimedOutError(error.message, "try again later, or ask for a larger quota on the destination")
     if isinstance(error, BrokerError):
-        return RefusedError(error.message, "fix that, or create the topic yourself and use --adopt")
+        return RefusedError(error.message, _HINTS.get(error.code, _ANY_HINT))
     return error
 
 
@@ -332,7 +337,7 @@ def _complete(
         names = sorted({*work.plans} - unwanted)
         details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "filters": str(work.filters)}
         what, result = ("discovery", "ADDED") if work.discovers else ("add", exit_code_of(rows).name)
-        event = Event(now_ms(), mirror, what, actor(), result, details)
+        event = own_event(mirror, what, result, details)
         return Changes(tuple(records), tuple(tombstones), () if unwanted and not names else (event,))
 
     change(destination, mirror, decide)

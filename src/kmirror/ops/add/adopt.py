@@ -81,7 +81,8 @@ def compare_adopted(
         start, end = starts[there].offset, ends[there].offset
         unknown = known.unknown.get(here)
         if start is None or end is None:
-            unknown = unknown or KmirrorError(f"{there} has no leader on the source")
+            why = clusters.source.unanswered.get(there, "it has no leader on the source")
+            unknown = unknown or KmirrorError(f"the offsets of {there} are unknown: {why}")
         if unknown is not None or start is None or end is None:
             found: TopicResult | None = _uncompared(here, unknown or KmirrorError("its offsets are not known"))
         else:
@@ -136,7 +137,7 @@ def _refusal(compared: _Compared, mirror: str) -> TopicResult | None:
     return _refused(
         here,
         f"{here} is not a prefix of its source: they fork at offset {fork} ({what});"
-        f" {counted(bounds.end - fork, 'record')} after it",
+        f" up to {counted(bounds.end - fork, 'record')} after it",
         f"`{on_mirror('failback', mirror)} --mirror-config FILE` archives them and resumes from the fork",
         Reason.DESTINATION_WRITTEN,
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import BatchHeader, CorruptBatchError
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -21,6 +21,7 @@ from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.add.add_plan import TopicPlan
+from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.settings.durations import format_duration
 from kmirror.words import byte_count, counted, listed, visible
 
@@ -48,14 +49,12 @@ def filling_warnings(source: ClusterClient, plans: Iterable[TopicPlan]) -> list[
         if index not in plan.begun
     }
     try:
-        starts = source.list_offsets(dict.fromkeys(new, EARLIEST), timeout=_PATIENCE_S)
-        ends = source.list_offsets(dict.fromkeys(new, LATEST), timeout=_PATIENCE_S)
+        bounds = log_bounds(source, new, timeout=_PATIENCE_S)
     except (KmirrorError, OutcomeUnknown):
         return _unknown(list(new))
     ranges = {
-        partition: (plan.first_offsets.get(partition.partition, start), end)
-        for partition, plan in new.items()
-        if (start := starts[partition].offset) is not None and (end := ends[partition].offset) is not None
+        partition: (new[partition].first_offsets.get(partition.partition, start), end)
+        for partition, (start, end) in bounds.items()
     }
     compacted = {one for one in ranges if "compact" in new[one].settings.now.get("cleanup.policy", "")}
     holes, unread = _sampled(source, ranges, compacted)

@@ -6,7 +6,7 @@ Each result is for one topic: a refused topic never hides the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -20,6 +20,7 @@ from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
+from kmirror.ops.base.gone import is_there
 from kmirror.state.waiting import Deadline, refused, unreachable
 
 #: A controller writes a record for each topic, partition and setting, at most 10,000 per request (KRaft's
@@ -31,6 +32,8 @@ QUOTA_WAIT_S = 600.0
 _STEP_S = 0.1
 #: Time brokers may take to create or delete a topic.
 CREATION_S = 60.0
+#: Brokers from Kafka 4.0 on, which have no ZooKeeper, offer this version of Produce.
+_PRODUCE, _PRODUCE_WITHOUT_ZOOKEEPER = 0, 12
 #: How often to check whether they have.
 PAUSE_S = 0.2
 
@@ -69,15 +72,32 @@ def create_archive(client: ClusterClient, topic: str, archive: str, partitions: 
     await_topics(client, [archive], Deadline(CREATION_S))
 
 
-def delete_topic(client: ClusterClient, topic: str, topic_id: str | None, is_there: Callable[[], bool]) -> None:
-    """Delete a topic by its id, and wait until it is no longer there. Raises UnreachableError."""
+def delete_topic(client: ClusterClient, topic: str, topic_id: str | None) -> None:
+    """Delete a topic by its id, and wait until its name is free. Raises BrokerError, UnreachableError."""
     if topic_id is not None:
-        delete_topics(client, [parse_topic_id(topic_id)])
+        try:
+            delete_topics(client, [parse_topic_id(topic_id)])
+        except BrokerError as error:
+            raise BrokerError(error.code, error.name, f"deleting topic {topic}", error.detail) from None
     deadline = Deadline(CREATION_S)
-    while is_there():
+    while is_there(client, topic, topic_id):
         if deadline.passed:
             raise UnreachableError(f"topic {topic} still exists {CREATION_S:g} s after it was deleted")
         time.sleep(PAUSE_S)
+    while _is_being_deleted(client, topic) and not deadline.passed:
+        time.sleep(PAUSE_S)
+
+
+def _is_being_deleted(client: ClusterClient, topic: str) -> bool:
+    """Return whether a controller with ZooKeeper still has a topic that brokers do not know any more."""
+    if client.highest_version(_PRODUCE) >= _PRODUCE_WITHOUT_ZOOKEEPER:
+        return False
+    try:
+        answer = create_topics(client, [NewTopic(topic, 1, -1, {})], validate_only=True, quota_wait_s=0.0)[topic]
+    except OutcomeUnknown:
+        return True
+    is_taken = isinstance(answer, BrokerError) and answer.code == Code.TOPIC_ALREADY_EXISTS
+    return is_taken and client.metadata([topic]).topics[topic].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 class TopicAdmin:

@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
+from kmirror.bounded_files import MOST_BYTES, too_large
 from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.pipeline_queue import AppendStoppedError, PendingAppend
 from kmirror.cluster.protocol.codes import code_name
@@ -18,21 +20,22 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
+from kmirror.errors import HistoriesDifferError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UsageError
 from kmirror.ops.append.lines import Line, OffsetSpan, read_lines, spans_of
-from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, naming_cluster, now_ms
+from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, record_event
+from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.base.results import VerbResult, exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.describe import describe
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
-from kmirror.state.snapshot import Changes, State
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.snapshot import State
 from kmirror.words import counted
 
 _VERB = "append"
+#: Time an engine may take to pause a topic; one that is gone sends no heartbeat for the length of its lease.
+_HANDOVER_S = 15.0
 #: Once it has reported one of these for a partition of a paused topic, an engine writes nothing to it.
 _RELEASED = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPED)
 _MOST_PARTITIONS_IN_EVENT = 100
@@ -61,18 +64,26 @@ def append(destination: Destination, file: str, *, dry_run: bool = False) -> Ver
     if refusals:
         return VerbResult.of(_VERB, "", _refused(spans, refusals), dry_run=dry_run, warnings=warnings)
     if dry_run:
-        return VerbResult.of(_VERB, "", _done(spans, "would be"), dry_run=True, warnings=warnings)
+        rows = [_row(partition, span, "would be") for partition, span in sorted(spans.items())]
+        return VerbResult.of(_VERB, "", rows, dry_run=True, warnings=warnings)
     rows = _append(destination, file, spans)
     return VerbResult.of(_VERB, "", rows, warnings=[*warnings, *_note(destination, rows)])
 
 
 def _lines(file: str) -> Iterator[Line]:
     try:
-        with Path(file).open(encoding="utf-8") as lines:
-            yield from read_lines(file, lines)
+        with Path(file).open(encoding="utf-8-sig") as lines:
+            yield from read_lines(file, _bounded(lines))
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise UsageError(f"cannot read {file}: {why}", "name a file with one JSON object a line") from None
+
+
+def _bounded(lines: TextIO) -> Iterator[str]:
+    while text := lines.readline(MOST_BYTES):
+        if len(text) == MOST_BYTES:  # an endless one, as of a device
+            raise too_large(MOST_BYTES)
+        yield text
 
 
 def _pipeline(destination: Destination) -> AppendPipeline:
@@ -115,16 +126,24 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
                 error := errors.get(topic_partition.partition, errors.get(None))
             ):
                 refusals.setdefault(topic_partition, error)
+    settings = topic_settings(destination.client, names, [_TIMESTAMP_TYPE])
+    stamping = {
+        name
+        for name, own in settings.items()
+        if not isinstance(own, int) and (kind := own.get(_TIMESTAMP_TYPE)) and kind.value == "LogAppendTime"
+    }
+    for topic_partition in spans:
+        if topic_partition.topic in stamping:
+            what = (
+                f"{topic_partition.topic} has {_TIMESTAMP_TYPE}=LogAppendTime: the broker would replace the timestamps"
+            )
+            hint = f"set {_TIMESTAMP_TYPE}=CreateTime on the topic with kafka-configs, and set it back afterwards"
+            refusals.setdefault(topic_partition, RefusedError(what, hint))
     warnings = [
         f"{name} is a topic of mirror {topic.mirror}: the appended records must be those of its source at these"
         f" offsets, or copying it will fail with {Reason.DESTINATION_WRITTEN}"
         for name, topic in mirrored.items()
     ]
-    settings = topic_settings(destination.client, names, [_TIMESTAMP_TYPE])
-    for name, values in settings.items():
-        stamped = values.get(_TIMESTAMP_TYPE) if not isinstance(values, int) else None
-        if stamped is not None and stamped.value == "LogAppendTime":
-            warnings.append(f"{name} has {_TIMESTAMP_TYPE}=LogAppendTime: the broker replaces the records' timestamps")
     return refusals, warnings
 
 
@@ -135,13 +154,13 @@ def _not_writable(destination: Destination, state: State, topic: TopicRecord) ->
     state.require_readable(mirror)
     if topic.desired is not DesiredState.PAUSED:
         return {None: RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)}
-    if engine_in_charge(state, mirror, now_ms()) is None:
+    pausing = [row for row in describe(destination, mirror, TopicSelector((name,))) if row.state not in _RELEASED]
+    if not pausing or await_handover(destination, mirror, [name], _RELEASED, _HANDOVER_S) is not Handover.LATE:
         return {}
     hint = "`kmirror describe` shows when it is PAUSED; then run the same command again"
     return {
         row.partition: RefusedError(f"{name}-{row.partition} is being paused: an engine may still append to it", hint)
-        for row in describe(destination, mirror, TopicSelector((name,)))
-        if row.state not in _RELEASED
+        for row in pausing
     }
 
 
@@ -223,14 +242,9 @@ def _note(destination: Destination, rows: list[TopicResult]) -> Iterator[str]:
                 named = concerned[:_MOST_PARTITIONS_IN_EVENT]
                 messages = [f"{row.topic}-{row.partition}: {row.message}" for row in named]
                 details = {"partitions": messages, "count": len(concerned)}
-                event = Event(now_ms(), mirror.name, _VERB, actor(), exit_code_of(concerned).name, details)
-                _record_event(destination, event)
+                record_event(destination, mirror.name, _VERB, exit_code_of(concerned).name, details)
     except KmirrorError as error:
         yield f"the append is not recorded in the events: {error.message}"
-
-
-def _record_event(destination: Destination, event: Event) -> None:
-    change(destination, event.mirror, lambda _: Changes((), (), (event,)))
 
 
 def _ended(topic_partition: TopicPartition, span: OffsetSpan, end: int, error: Exception | None) -> TopicResult:
@@ -242,13 +256,12 @@ def _ended(topic_partition: TopicPartition, span: OffsetSpan, end: int, error: E
         hint = "check where the log ends, remove the records that exist from the file, and run the command again"
         return TopicResult(topic_partition.topic, topic_partition.partition, Outcome.FAILED, message, hint=hint)
     why = as_kmirror_error(error)
-    hint = f"{why.hint or 'correct the cause'}; remove the records below offset {end} and run the command again"
+    then = f"remove the records below offset {end} and run the command again"
+    if isinstance(why, HistoriesDifferError):
+        then = "check where the log ends and what it has there, before anything else is appended"
+    hint = f"{why.hint or 'correct the cause'}; {then}"
     message = f"{topic_partition}: {done}: {why.message}"
     return TopicResult(topic_partition.topic, topic_partition.partition, Outcome.FAILED, message, why.reason, hint=hint)
-
-
-def _done(spans: Spans, word: str) -> list[TopicResult]:
-    return [_row(partition, span, word) for partition, span in sorted(spans.items())]
 
 
 def _row(topic_partition: TopicPartition, span: OffsetSpan, word: str) -> TopicResult:

@@ -6,14 +6,13 @@ Unknown parts are None, and `unknown` says why; an empty list means that nothing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kmirror.cluster.protocol.acl_binding import ANY_HOST, PatternType, ResourceType
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.rights.acl_commands import PREFIXED, operation_flag
-from kmirror.columns import TEXT, TIME, Column, Type, document, list_of, object_of, one_of
+from kmirror.columns import TEXT, TIME, Column, Type, columns_of, document, list_of, object_of, one_of, shown, table_row
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.settings.durations import format_duration
 from kmirror.sync.client_rights import LackingRight
@@ -28,29 +27,78 @@ _FLAGS = {
 _NOUNS = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group", ResourceType.TRANSACTIONAL_ID: "transactional id"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _part(kind: str) -> Column[Quota]:
+    def name(quota: Quota) -> str | None:
+        return dict(quota.entity).get(kind)
+
+    key = "user" if kind == "user" else "clientId"
+    return Column(key, TEXT.null_when(f"it is not about a {kind}"), f"the {kind}", name)
+
+
+_RIGHTS: tuple[Column[tuple[LackingRight, str]], ...] = (
+    Column("principal", TEXT, "who lacks it", lambda row: row[0].principal),
+    Column("host", TEXT, "the host from which it was granted; `*` is any host", lambda row: row[0].host),
+    Column("operation", TEXT, "what cannot be done: READ or WRITE", lambda row: row[0].operation),
+    Column("resourceType", one_of("resource type", ResourceType), "on what", lambda row: row[0].resource_type),
+    Column("patternType", one_of("pattern", PatternType), "how to read names", lambda row: row[0].pattern_type),
+    Column("names", list_of(TEXT), "names at the destination, or prefixes", lambda row: row[0].names),
+    Column("command", TEXT, "the command that grants it", lambda row: row[1]),
+)
+_QUOTAS: tuple[Column[Quota], ...] = (
+    _part("user"),
+    _part("client-id"),
+    Column("key", TEXT, "what is limited", lambda quota: quota.key),
+    Column("value", Type("number", "number", minimum=0), "its value at the source", lambda quota: quota.value),
+)
+_UNKNOWN = "unknown; see `unknown`"
+
+
+@table_row
 class ClientGaps:
     """What the source's clients had there and lack here; each with the time at which it was read from the source.
 
-    `commands` grant the rights, one for each; `deferred` create ACLs that stay deferred while mirror topics are left.
-    `warned` are further sentences for people.
+    `commands` grant the rights, one for each. `warned` are further sentences for people.
     """
 
     found_ms: int
-    rights: tuple[LackingRight, ...] | None = None
-    rights_as_of_ms: int | None = None
-    quotas: tuple[Quota, ...] | None = None
-    quotas_as_of_ms: int | None = None
-    scram_users: tuple[str, ...] | None = None
-    scram_users_as_of_ms: int | None = None
+    rights: tuple[LackingRight, ...] | None = shown(
+        list_of(object_of(_RIGHTS)).null_when(_UNKNOWN),
+        "rights that principals have at the source by its ACLs and lack here; super users are unknown",
+        default=None,
+        value=lambda gaps: None if gaps.rights is None else zip(gaps.rights, gaps.commands, strict=True),
+    )
+    rights_as_of_ms: int | None = shown(
+        TIME.null_when(_UNKNOWN), "when the source's ACLs were read", key="rightsAsOf", default=None
+    )
+    quotas: tuple[Quota, ...] | None = shown(
+        list_of(object_of(_QUOTAS)).null_when(_UNKNOWN),
+        "quotas of users and client ids at the source that differ or are missing here",
+        default=None,
+    )
+    quotas_as_of_ms: int | None = shown(
+        TIME.null_when(_UNKNOWN), "when the source's quotas were read", key="quotasAsOf", default=None
+    )
+    scram_users: tuple[str, ...] | None = shown(
+        list_of(TEXT).null_when(_UNKNOWN), "SCRAM users of the source without a credential here", default=None
+    )
+    scram_users_as_of_ms: int | None = shown(
+        TIME.null_when(_UNKNOWN), "when the source's users were read", key="scramUsersAsOf", default=None
+    )
+    deferred: tuple[str, ...] = shown(
+        list_of(TEXT),
+        "commands that create ACLs of the source that stay deferred while mirror topics are left",
+        default=(),
+    )
+    unknown: tuple[str, ...] = shown(list_of(TEXT), "what is unknown, and why, as sentences", default=())
     commands: tuple[str, ...] = ()
-    deferred: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the gaps as `--json` prints them."""
         return document(CLIENTS, self)
+
+
+CLIENTS: tuple[Column[ClientGaps], ...] = columns_of(ClientGaps)
 
 
 def grant_command(right: LackingRight, cluster: Arguments) -> str:
@@ -72,7 +120,8 @@ def gap_sentences(gaps: ClientGaps) -> Iterator[str]:
     together: defaultdict[tuple[str, str, bool, tuple[str, ...]], list[str]] = defaultdict(list)
     for right in gaps.rights or ():
         noun, is_prefix = _NOUNS[right.resource_type], right.pattern_type is PatternType.PREFIXED
-        together[right.operation, noun, is_prefix, right.names].append(_who(right))
+        holder = right.principal if right.host == ANY_HOST else f"{right.principal} from {right.host}"
+        together[right.operation, noun, is_prefix, right.names].append(holder)
     for (operation, noun, is_prefix, names), who in together.items():
         kind = f"{noun} prefix" if is_prefix else noun
         many = counted(len(names), kind, f"{kind}es" if is_prefix else None)
@@ -91,10 +140,6 @@ def gap_sentences(gaps: ClientGaps) -> Iterator[str]:
     yield from gaps.warned
 
 
-def _who(right: LackingRight) -> str:
-    return right.principal if right.host == ANY_HOST else f"{right.principal} from {right.host}"
-
-
 def _some(names: Sequence[str]) -> str:
     return listed(names, _MOST_NAMED)
 
@@ -103,74 +148,3 @@ def _as_of(seen_ms: int | None, found_ms: int) -> str:
     if seen_ms is None or seen_ms >= found_ms:
         return ""
     return f" as of {at_time(seen_ms)}, {format_duration(found_ms - seen_ms)} ago"
-
-
-def _part(kind: str) -> Column[Quota]:
-    def name(quota: Quota) -> str | None:
-        return dict(quota.entity).get(kind)
-
-    key = "user" if kind == "user" else "clientId"
-    return Column(key, TEXT.null_when(f"it is not about a {kind}"), f"the {kind}", name)
-
-
-_RIGHTS: tuple[Column[tuple[LackingRight, str]], ...] = (
-    Column("principal", TEXT, "who lacks it", lambda row: row[0].principal),
-    Column("host", TEXT, "the host from which it was granted; `*` is any host", lambda row: row[0].host),
-    Column("operation", TEXT, "what cannot be done: READ or WRITE", lambda row: row[0].operation),
-    Column("resourceType", one_of("resource type", ResourceType), "on what", lambda row: row[0].resource_type),
-    Column("patternType", one_of("pattern", PatternType), "how to read names", lambda row: row[0].pattern_type),
-    Column("names", list_of(TEXT), "names at the destination, or prefixes", lambda row: list(row[0].names)),
-    Column("command", TEXT, "the command that grants it", lambda row: row[1]),
-)
-_QUOTAS: tuple[Column[Quota], ...] = (
-    _part("user"),
-    _part("client-id"),
-    Column("key", TEXT, "what is limited", lambda quota: quota.key),
-    Column("value", Type("number", "number", minimum=0), "its value at the source", lambda quota: quota.value),
-)
-
-
-def _rows(columns: Sequence[Column[Any]], rows: Iterable[Any] | None) -> list[dict[str, Any]] | None:
-    return None if rows is None else [document(columns, row) for row in rows]
-
-
-_UNKNOWN = "unknown; see `unknown`"
-CLIENTS: tuple[Column[ClientGaps], ...] = (
-    Column(
-        "rights",
-        list_of(object_of(_RIGHTS)).null_when(_UNKNOWN),
-        "rights that principals have at the source by its ACLs and lack here; super users are unknown",
-        lambda gaps: _rows(_RIGHTS, None if gaps.rights is None else zip(gaps.rights, gaps.commands, strict=True)),
-    ),
-    Column(
-        "rightsAsOf", TIME.null_when(_UNKNOWN), "when the source's ACLs were read", lambda gaps: gaps.rights_as_of_ms
-    ),
-    Column(
-        "quotas",
-        list_of(object_of(_QUOTAS)).null_when(_UNKNOWN),
-        "quotas of users and client ids at the source that differ or are missing here",
-        lambda gaps: _rows(_QUOTAS, gaps.quotas),
-    ),
-    Column(
-        "quotasAsOf", TIME.null_when(_UNKNOWN), "when the source's quotas were read", lambda gaps: gaps.quotas_as_of_ms
-    ),
-    Column(
-        "scramUsers",
-        list_of(TEXT).null_when(_UNKNOWN),
-        "SCRAM users of the source without a credential here",
-        lambda gaps: None if gaps.scram_users is None else list(gaps.scram_users),
-    ),
-    Column(
-        "scramUsersAsOf",
-        TIME.null_when(_UNKNOWN),
-        "when the source's users were read",
-        lambda gaps: gaps.scram_users_as_of_ms,
-    ),
-    Column(
-        "deferred",
-        list_of(TEXT),
-        "commands that create ACLs of the source that stay deferred while mirror topics are left",
-        lambda gaps: list(gaps.deferred),
-    ),
-    Column("unknown", list_of(TEXT), "what is unknown, and why, as sentences", lambda gaps: list(gaps.unknown)),
-)

@@ -12,18 +12,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.state.event_records import Event
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.lock import take_lock_ahead, transact
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.state.store import DEFAULT_TIMEOUT_S, StateStore
+from kmirror.state.waiting import UNTIL_ABORTED_S
 from kmirror.state.writer import Decide
+from kmirror.words import address_of
 
 #: A cluster that does not answer for this long counts as unreachable, unless a command waits for it on purpose.
 REACH_TIMEOUT_S = 10.0
@@ -36,16 +41,15 @@ class Destination:
     them stay references, `config` has them resolved. For one thread at a time.
     """
 
-    def __init__(
-        self, properties: Mapping[str, str], client: ClusterClient, cluster_id: str, *, has_state: bool
-    ) -> None:
+    def __init__(self, properties: Mapping[str, str], client: ClusterClient, found: ClusterMetadata) -> None:
         self.properties = properties
         self.config = client.config
         self.client = client
-        self.cluster_id = cluster_id
-        #: False if kmirror had never written to the destination when it was opened.
-        self._has_state = has_state
-        self.store = StateStore(self.config, client)
+        self.cluster_id = _id_in(found)
+        self.store, state = StateStore(self.config, client, found), found.topics.get(STATE_TOPIC)
+        #: False if kmirror had never written to the destination when it was opened. An answer that says nothing of the
+        #: topic is no proof of that.
+        self._has_state = state is None or state.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
         #: Checked, under the lock, by the next change that is written: what a verb has begun, it finishes.
         self.condition: Callable[[State], None] | None = None
         self._rehearsed: State | None = None
@@ -69,16 +73,17 @@ class Destination:
         client = ClusterClient(client_config(properties).expecting(cluster_id))
         try:
             with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-                found, has_state = _asked(client)
-            if expect_cluster_id is not None and found != expect_cluster_id:
+                found = client.metadata([STATE_TOPIC, EVENTS_TOPIC], timeout=REACH_TIMEOUT_S)
+                answers = _id_in(found)
+            if expect_cluster_id is not None and answers != expect_cluster_id:
                 raise RefusedError(
-                    f"the destination is cluster {found}, not {expect_cluster_id}",
+                    f"the destination is cluster {answers}, not {expect_cluster_id}",
                     "check --bootstrap-server, or correct --expect-cluster-id",
                 )
         except BaseException:
             client.close()
             raise
-        return cls(properties, client, found, has_state=has_state)
+        return cls(properties, client, found)
 
     def __enter__(self) -> Destination:
         return self
@@ -108,6 +113,11 @@ class Destination:
         """Have `state` return this one, which a dry run would have led to; None: the stored one again."""
         self._rehearsed = state
 
+    @property
+    def is_rehearsed(self) -> bool:
+        """Return whether `state` is what a dry run of several changes has led to."""
+        return self._rehearsed is not None
+
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""
         self.store = StateStore(self.config)
@@ -117,9 +127,17 @@ class Destination:
         """The addresses as given in the properties."""
         return self.properties.get("bootstrap.servers", "")
 
-    def state(self) -> State:
-        """Read all stored state of this destination. Raises UnreachableError."""
-        return self.store.read() if self._rehearsed is None else self._rehearsed
+    def state(self, patience: float = UNTIL_ABORTED_S) -> State:
+        """Read all stored state of this destination.
+
+        Open transactions are waited for: by what they hide nothing must be decided. Raises UnreachableError.
+        """
+        if self._rehearsed is not None:
+            return self._rehearsed
+        try:
+            return self.store.read(patience=patience)
+        except UnreachableError as error:
+            raise NamedClusterError(error.message, error.hint, error.reason) from error
 
 
 def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> str:
@@ -129,13 +147,6 @@ def cluster_id_of(client: ClusterClient, timeout: float = REACH_TIMEOUT_S) -> st
         UnreachableError: no answer within `timeout` seconds.
     """
     return _id_in(client.metadata([], timeout=timeout))
-
-
-def _asked(client: ClusterClient) -> tuple[str, bool]:
-    """Return the id of a cluster, and whether it may have state of kmirror. Raises UnreachableError."""
-    found = client.metadata([STATE_TOPIC], timeout=REACH_TIMEOUT_S)
-    state = found.topics.get(STATE_TOPIC)  # an answer that says nothing of it is no proof that there is none
-    return _id_in(found), state is None or state.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _id_in(found: ClusterMetadata) -> str:
@@ -195,11 +206,21 @@ def source_client(properties: Mapping[str, str], cluster_id: str | None = None) 
         PolicyError: reason SECRET_UNRESOLVED; this host's policy does not allow it.
         UnreachableError: SECRET_UNRESOLVED, SOURCE_UNREACHABLE, AUTHENTICATION_FAILED; also for what the body raises.
     """
+    with naming_source(cluster_id), ClusterClient(source_config(properties, cluster_id)) as client:
+        yield client
+
+
+def source_config(properties: Mapping[str, str], cluster_id: str | None) -> ClientConfig:
+    """Return how to connect to a source, for `source_client`."""
+    return client_config(properties).expecting(cluster_id)
+
+
+@contextmanager
+def naming_source(cluster_id: str | None) -> Iterator[None]:
+    """Name the source in errors, for `source_client`."""
     with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        config = client_config(properties).expecting(cluster_id)
         try:
-            with ClusterClient(config) as client:
-                yield client
+            yield
         except WrongClusterError as error:
             if cluster_id is not None:
                 require_same_cluster(cluster_id, error.found)
@@ -215,7 +236,7 @@ def require_own_brokers(source: ClusterClient, destination_cluster_id: str | Non
     for broker, found in source.foreign_brokers().items():
         is_destination = found == destination_cluster_id
         raise RefusedError(
-            f"the source advertises its broker {broker.node_id} at {broker.host}:{broker.port}, where"
+            f"the source advertises its broker {broker.node_id} at {address_of(broker.host, broker.port)}, where"
             f" {'the destination' if is_destination else 'another cluster'} answers, {found}",
             "correct advertised.listeners of that broker, or what its name resolves to here",
             Reason.LOOP if is_destination else Reason.SOURCE_CLUSTER_CHANGED,
@@ -253,7 +274,7 @@ def known_mirror(state: State, name: str) -> MirrorRecord:
     raise RefusedError(f"there is no mirror {name} on this destination", hint)
 
 
-def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
+def change(destination: Destination, mirror: str, decide: Decide, timeout: float = DEFAULT_TIMEOUT_S) -> Changes:
     """Change the stored state of a mirror, under its lock and if the destination's condition holds.
 
     Returns what was written.
@@ -269,9 +290,12 @@ def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
         return decide(state)
 
     try:
-        changes = transact(destination.store, mirror, decide_if_met)
+        changes = transact(destination.store, mirror, decide_if_met, timeout)
+    except UnreachableError as error:
+        # it is not the source, whoever else is asked meanwhile
+        raise NamedClusterError(error.message, error.hint, error.reason) from error
     except OutcomeUnknown as error:
-        raise UnreachableError(
+        raise NamedClusterError(
             f"the destination stopped responding before it confirmed: {error}",
             "check with `kmirror describe`; run the same command again to finish",
             Reason.DESTINATION_UNREACHABLE,
@@ -279,6 +303,17 @@ def change(destination: Destination, mirror: str, decide: Decide) -> Changes:
     if changes:
         destination.condition = None
     return changes
+
+
+def own_event(mirror: str, what: str, result: str, details: Mapping[str, Any]) -> Event:
+    """Return the event that this process has just done something to a mirror."""
+    return Event(now_ms(), mirror, what, actor(), result, details)
+
+
+def record_event(destination: Destination, mirror: str, what: str, result: str, details: Mapping[str, Any]) -> None:
+    """Record that this process has done something to a mirror; raises as `change`."""
+    event = own_event(mirror, what, result, details)
+    change(destination, mirror, lambda _: Changes((), (), (event,)))
 
 
 def actor() -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kmirror.columns import TEXT, Column, Table, one_of
-from kmirror.words import UNKNOWN, one_line
+from kmirror.columns import TEXT, Column, Table, columns_of, one_of, shown, table_row
+from kmirror.words import one_line
 
 
 class KeyOutcome(StrEnum):
@@ -19,14 +19,19 @@ class KeyOutcome(StrEnum):
     REFUSED = "REFUSED"
 
 
-@dataclass(frozen=True, slots=True)
+@table_row(kw_only=False)
 class KeyResult:
     """What became of one key of the file: what it is taken as, or why it is not, and what to do."""
 
-    key: str
-    became: KeyOutcome
-    message: str
-    hint: str | None = None
+    key: str = shown(TEXT, "the key in the file", "KEY")
+    became: KeyOutcome = shown(one_of("became", KeyOutcome), "what became of it", "BECAME")
+    message: str = shown(
+        TEXT,
+        "what it was converted to, or why it was not",
+        "MEANING",
+        of_row=lambda row: one_line(": ".join(filter(None, (row.message, row.hint)))),
+    )
+    hint: str | None = shown(TEXT.null_when("there is nothing to do"), "what to do instead", default=None)
     #: The properties of the mirror that it sets.
     properties: tuple[str, ...] = ()
 
@@ -44,29 +49,10 @@ def rows_of(mirror: str | None, key_results: Iterable[KeyResult]) -> Iterator[Ke
     return (KeyRow(mirror, key_result) for key_result in key_results)
 
 
+_MIRROR: Column[KeyRow] = Column(
+    "mirror", TEXT.null_when("it applies to no mirror that is created"), "the mirror", lambda row: row.mirror, "MIRROR"
+)
 KEYS: Table[KeyRow] = Table(
-    (
-        Column(
-            "mirror",
-            TEXT.null_when("it applies to no mirror that is created"),
-            "the mirror",
-            lambda row: row.mirror,
-            "MIRROR",
-            cell=lambda row: row.mirror or UNKNOWN,
-        ),
-        Column("key", TEXT, "the key in the file", lambda row: row.key_result.key, "KEY"),
-        Column(
-            "became", one_of("became", KeyOutcome), "what became of it", lambda row: row.key_result.became, "BECAME"
-        ),
-        Column(
-            "message",
-            TEXT,
-            "what it was converted to, or why it was not",
-            lambda row: row.key_result.message,
-            "MEANING",
-            cell=lambda row: one_line(": ".join(filter(None, (row.key_result.message, row.key_result.hint)))),
-        ),
-        Column("hint", TEXT.null_when("there is nothing to do"), "what to do instead", lambda row: row.key_result.hint),
-    ),
+    (_MIRROR, *(column.of_part(lambda row: row.key_result) for column in columns_of(KeyResult))),
     "MIRROR KEY BECAME MEANING",
 )

@@ -13,13 +13,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.security.client_config import ClientConfig
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, naming_source, source_config
 from kmirror.settings.table import Settings
+from kmirror.state.records import MirrorRecord
 from kmirror.state.store import StateStore
 
 #: At most a two-hundredth of a core for each job.
@@ -84,10 +86,8 @@ class SharedStore:
 class JobDestination(Destination):
     """A destination whose `store` other jobs of this process use too; it does not return what lanes report."""
 
-    def __init__(
-        self, properties: Mapping[str, str], client: ClusterClient, cluster_id: str, *, has_state: bool
-    ) -> None:
-        super().__init__(properties, client, cluster_id, has_state=has_state)
+    def __init__(self, properties: Mapping[str, str], client: ClusterClient, found: ClusterMetadata) -> None:
+        super().__init__(properties, client, found)
         self._used: SharedStore | None = SharedStore.take(self.config)
         self.store = self._used.store
 
@@ -110,11 +110,18 @@ class DestinationJob:
         self._properties = dict(destination_properties)
         self._cluster_id = cluster_id
         self._opened: Destination | None = None
+        #: The client of the source that the last run has left, and how it was to connect.
+        self._kept: tuple[ClientConfig, ClusterClient] | None = None
         self._pace = Pace()
 
     def interval_s(self, settings: Settings) -> float:
         """Return `refresh.interval.seconds`, or more where what the job measures of itself takes much work."""
         return self._pace.interval_s(settings.refresh_interval_seconds)
+
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        del settings
+        return True
 
     @property
     def _destination(self) -> Destination:
@@ -122,8 +129,29 @@ class DestinationJob:
             self._opened = JobDestination.open(self._properties, cluster_id=self._cluster_id)
         return self._opened
 
+    @contextmanager
+    def _source_of(self, mirror: MirrorRecord) -> Iterator[ClusterClient]:
+        """Connect to the mirror's source, over the last run's connections if all went well and nothing has changed.
+
+        Raises as `source_client` does.
+        """
+        kept, self._kept = self._kept, None
+        with naming_source(mirror.source_cluster_id), ExitStack() as stack:
+            if kept is not None:
+                stack.callback(kept[1].close)
+            config = source_config(mirror.source, mirror.source_cluster_id)
+            if kept is None or kept[0] != config:
+                stack.close()
+                kept = config, stack.enter_context(ClusterClient(config))
+            yield kept[1]
+            self._kept = kept
+            stack.pop_all()
+
     def close(self) -> None:
         """Close connections."""
+        if self._kept is not None:
+            self._kept[1].close()
+            self._kept = None
         if self._opened is not None:
             self._opened.close()
             self._opened = None

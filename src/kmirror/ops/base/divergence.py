@@ -123,7 +123,7 @@ FORK: tuple[Column[KnownFork], ...] = (
     Column("newPrimaryLogEnd", END, "the end of the new primary's log", lambda fork: fork.divergence.logs.there_end),
     Column("offsetsToCopy", COUNT, "offsets to copy from the new primary", lambda fork: fork.offsets_to_copy),
     Column("bytesToCopy", COUNT.null_when("unknown"), "their size, about", lambda fork: fork.bytes_to_copy),
-    Column("notes", list_of(TEXT), "what could not be proved", lambda fork: list(fork.divergence.notes)),
+    Column("notes", list_of(TEXT), "what could not be proved", lambda fork: fork.divergence.notes),
 )
 
 

@@ -6,14 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kmirror.columns import COUNT, FLAG, OBJECT, TEXT, TIME, Column, Only, Type, document, list_of, object_of
+from kmirror.columns import (
+    COUNT,
+    FLAG,
+    OBJECT,
+    TEXT,
+    TIME,
+    Column,
+    Only,
+    Type,
+    columns_of,
+    document,
+    list_of,
+    object_of,
+    shown,
+    table_row,
+)
 from kmirror.errors import ExitCode
-from kmirror.ops.base.blocked_producers import BLOCKED
-from kmirror.ops.base.client_gaps import CLIENTS
 from kmirror.ops.base.context import Destination, actor, now_ms
 from kmirror.ops.base.divergence import FORK
-from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, HOOKS, TOTALS, VerbResult
-from kmirror.ops.base.topic_results import GROUP_RESULTS, RESULTS
+from kmirror.ops.base.results import EXIT_CODE, RESULT, TOTALS, VerbResult
 from kmirror.state.records import MirrorRecord
 
 
@@ -48,13 +60,8 @@ VERB_RUN: tuple[Column[VerbRun], ...] = (
     Column("operator", TEXT, "who ran it: user@host", lambda _: actor()),
     Column("beganMs", TIME, "when it began", lambda run: run.began_ms),
     Column("endedMs", TIME, "when it ended", lambda _: now_ms()),
-    Column("source", object_of(_SOURCE), "the source of the mirror", lambda run: document(_SOURCE, run.mirror)),
-    Column(
-        "destination",
-        object_of(DESTINATION),
-        "the destination of the mirror",
-        lambda run: document(DESTINATION, run.destination),
-    ),
+    Column("source", object_of(_SOURCE), "the source of the mirror", lambda run: run.mirror),
+    Column("destination", object_of(DESTINATION), "the destination of the mirror", lambda run: run.destination),
 )
 
 
@@ -73,26 +80,26 @@ _STEP: tuple[Column[tuple[str, float]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@table_row(kw_only=False)
 class Batch:
     """One batch of a promote: its topics, when it began and ended in epoch milliseconds, and its exit code."""
 
-    topics: tuple[str, ...]
-    began_ms: int
-    ended_ms: int
-    exit_code: ExitCode
+    topics: tuple[str, ...] = shown(list_of(TEXT), "its topics")
+    began_ms: int = shown(TIME, "when it began")
+    ended_ms: int = shown(TIME, "when it ended")
+    exit_code: ExitCode = shown(EXIT_CODE, "its exit code")
 
 
-_BATCH: tuple[Column[Batch], ...] = (
-    Column("topics", list_of(TEXT), "its topics", lambda batch: list(batch.topics)),
-    Column("beganMs", TIME, "when it began", lambda batch: batch.began_ms),
-    Column("endedMs", TIME, "when it ended", lambda batch: batch.ended_ms),
-    Column("exitCode", EXIT_CODE, "its exit code", lambda batch: int(batch.exit_code)),
-)
 _ARCHIVE: tuple[Column[Mapping[str, Any]], ...] = (
     Column("archive", TEXT, "the topic that holds the records", lambda saved: saved["archive"]),
     Column("records", COUNT, "how many records it holds", lambda saved: saved["records"]),
 )
+_OF_RESULT = {column.key: column for column in RESULT}
+
+
+def _of_result(key: str, new_key: str = "") -> Column[VerbEvidence]:
+    """Return the column that the document of the verb has, too."""
+    return _OF_RESULT[key].of_part(lambda evidence: evidence.result, new_key)
 
 
 def _more(key: str, kind: Type, meaning: str, where: str) -> Column[VerbEvidence]:
@@ -104,69 +111,28 @@ def _more(key: str, kind: Type, meaning: str, where: str) -> Column[VerbEvidence
 
 _RETURNED = OBJECT.null_when("it failed before it found anything")
 EVIDENCE: tuple[Column[VerbEvidence], ...] = (
-    Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.result.dry_run),
-    Column(
-        "steps",
-        list_of(object_of(_STEP)),
-        "how long each step took",
-        lambda done: [document(_STEP, step) for step in done.steps.items()],
-    ),
+    _of_result("dryRun"),
+    Column("steps", list_of(object_of(_STEP)), "how long each step took", lambda done: done.steps.items()),
     Column(
         "totals",
         object_of(TOTALS).null_when("the command does not stop partitions at once"),
         "the total loss",
-        lambda done: done.result.totals and done.result.totals.to_json(),
+        lambda done: done.result.totals,
     ),
-    Column(
-        "partitions",
-        RESULTS.type,
-        "how it ended, by topic or partition",
-        lambda done: [row.to_json() for row in done.result.results],
-    ),
-    Column(
-        "groups",
-        list_of(object_of(GROUP_RESULTS)),
-        "how it ended for committed offsets",
-        lambda done: [row.to_json() for row in done.result.groups],
-    ),
-    Column(
-        "clients",
-        object_of(CLIENTS),
-        "what clients of the source will lack at the destination after they move",
-        lambda done: done.result.clients and done.result.clients.to_json(),
-        only=Only("failover, remove, promote", lambda done: done.result.clients),
-    ),
-    Column("warnings", list_of(TEXT), "warnings for people", lambda done: list(done.result.warnings)),
-    Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.result.exit_code)),
-    Column(
-        "error",
-        ERROR_OR_NULL,
-        "why not everything was done",
-        lambda done: done.result.error and done.result.error.to_json(),
-    ),
-    Column(
-        HOOKS.key,
-        HOOKS.type,
-        HOOKS.meaning,
-        lambda done: HOOKS.value(done.result),
-        only=Only(
-            "promote, failover, failback and switchover with --before or --after", lambda done: done.result.hooks
-        ),
-    ),
+    _of_result("results", "partitions"),
+    _of_result("groups"),
+    _of_result("clients"),
+    Column("warnings", list_of(TEXT), "warnings for people", lambda done: done.result.warnings),
+    _of_result("exitCode"),
+    _of_result("error"),
+    _of_result("hooks"),
     _more("together", FLAG, "whether --together was given", "promote, and switchover that stopped after it"),
-    Column(
-        "blockedProducers",
-        BLOCKED.type,
-        "what became of producers that were denied WRITE at the source",
-        lambda done: [BLOCKED.document(row) for row in done.result.blocked],
-        only=Only("promote and switchover that have denied it", lambda done: done.result.blocked),
-    ),
-    Column(
+    _of_result("blockedProducers"),
+    _more(
         "batches",
-        list_of(object_of(_BATCH)),
+        list_of(object_of(columns_of(Batch))),
         "the batches that were promoted, in their order",
-        lambda done: [document(_BATCH, batch) for batch in done.more["batches"]],
-        only=Only("promote with --batch, of more than one batch", lambda done: "batches" in done.more),
+        "promote with --batch, of more than one batch",
     ),
     _more("forks", list_of(object_of(FORK)), "where the two logs of each partition fork", "failback"),
     _more(

@@ -37,6 +37,23 @@ def gone_topics(
     return frozenset(name for name, topic_id in binary.items() if codes.get(topic_id) == Code.UNKNOWN_TOPIC_ID)
 
 
+def described_topic(client: ClusterClient, topic: str) -> TopicMetadata | None:
+    """Return a topic as the brokers describe it, None if there is none. Raises KmirrorError: they do not say."""
+    found = client.metadata([topic]).topics[topic]
+    if found.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
+        raise not_described(found)
+    return None if found.error_code else found
+
+
+def is_there(client: ClusterClient, topic: str, topic_id: str | None) -> bool:
+    """Return whether the topic with this id exists; another one of its name, created later, does not count.
+
+    Raises KmirrorError: the brokers do not say.
+    """
+    found = described_topic(client, topic)
+    return found is not None and found.printed_topic_id == topic_id
+
+
 def not_described(topic: TopicMetadata) -> KmirrorError:
     """Return the error for a topic whose existence the destination does not report."""
     why = f"the destination does not describe {topic.name}: {code_name(topic.error_code)}"

@@ -24,8 +24,7 @@ from kmirror.ops.base.hook_runs import (
     HookOutput,
     HookRun,
     When,
-    ended,
-    killed,
+    hook_run,
     split_command,
 )
 
@@ -82,15 +81,16 @@ def run_hook(
         )
     except OSError as error:
         output.take(f"{error.strerror or error}".encode())
-        return killed(command, HookOutcome.FAILED, time.monotonic() - began, output)
+        return hook_run(command, HookOutcome.FAILED, time.monotonic() - began, output)
     try:
         why = _attend(process, document, output, began + command.limit_ms / 1000, must_end)
     finally:
         _end(process)
     seconds = time.monotonic() - began
     if why is not None:
-        return killed(command, why, seconds, output)
-    return ended(command, process.returncode, seconds, output)
+        return hook_run(command, why, seconds, output)
+    code = 128 - process.returncode if process.returncode < 0 else process.returncode
+    return hook_run(command, HookOutcome.FAILED if code else HookOutcome.DONE, seconds, output, code)
 
 
 def _attend(

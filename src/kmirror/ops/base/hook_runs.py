@@ -128,38 +128,22 @@ def _text(data: bytearray) -> str:
     return visible_lines(data.decode(errors="replace").replace("\r\n", "\n").rstrip("\n"))
 
 
-def ended(command: HookCommand, returncode: int, seconds: float, output: HookOutput) -> HookRun:
-    """Return the run of a hook that has ended by itself; a negative `returncode` is the signal that ended it."""
-    code = 128 - returncode if returncode < 0 else returncode
-    return _run(command, HookOutcome.FAILED if code else HookOutcome.DONE, code, seconds, output)
-
-
-def killed(command: HookCommand, outcome: HookOutcome, seconds: float, output: HookOutput) -> HookRun:
-    """Return the run of a hook that was killed, or that could not be started."""
-    return _run(command, outcome, None, seconds, output)
-
-
-def _run(command: HookCommand, outcome: HookOutcome, code: int | None, seconds: float, output: HookOutput) -> HookRun:
+def hook_run(
+    command: HookCommand,
+    outcome: HookOutcome,
+    seconds: float | None = None,
+    output: HookOutput | None = None,
+    exit_code: int | None = None,
+) -> HookRun:
+    """Return the row of a hook; one that was killed, could not be started or was not run has no exit code."""
     return HookRun(
         when=command.when,
         command=command.text,
         outcome=outcome,
-        exit_code=code,
-        seconds=round(seconds, 3),
-        output=output.text(),
-        output_bytes_omitted=output.omitted,
-    )
-
-
-def not_run(command: HookCommand) -> HookRun:
-    """Return the row of a hook in a dry run."""
-    return HookRun(
-        when=command.when,
-        command=command.text,
-        outcome=HookOutcome.NOT_RUN,
-        exit_code=None,
-        seconds=None,
-        output="",
+        exit_code=exit_code,
+        seconds=None if seconds is None else round(seconds, 3),
+        output="" if output is None else output.text(),
+        output_bytes_omitted=0 if output is None else output.omitted,
     )
 
 

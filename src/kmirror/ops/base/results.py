@@ -7,7 +7,6 @@ milliseconds, offsets are exclusive as in Kafka.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kmirror.columns import (
@@ -64,11 +63,11 @@ class StopTotals:
     )
     failed_partitions: int = shown(COUNT, "partitions that had FAILED")
     known_lost_records: int | None = shown(
-        COUNT.null_when("no source end was ever read"), "records that the sources had and the copies lack"
+        COUNT.null_when("no source end was ever read"), "offsets that the sources had and the copies lack"
     )
     partitions_unknown: int = shown(COUNT, "partitions whose loss is unknown")
     estimated_more_records: int = shown(
-        COUNT, "estimate of records that sources have received since their ends were read"
+        COUNT, "estimate of the offsets by which sources have grown since their ends were read"
     )
     estimated_more_at_loss_records: int = shown(
         COUNT, "the same estimate if the sources died when connections to them broke"
@@ -137,33 +136,70 @@ ERROR: tuple[Column[ErrorInfo], ...] = columns_of(ErrorInfo)
 ERROR_OR_NULL = object_of(ERROR).null_when("there is no error")
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class VerbResult:
     """What a verb did, or with `dry_run` would do; make it with `of` or `failed`."""
 
-    verb: str
-    mirror: str
-    dry_run: bool
-    exit_code: ExitCode
-    results: tuple[TopicResult, ...] = ()
-    groups: tuple[GroupResult, ...] = ()
-    error: ErrorInfo | None = None
+    verb: str = shown(TEXT, "the command")
+    mirror: str = shown(
+        TEXT.null_when("the command failed before it knew it, or is about no mirror"),
+        "the mirror",
+        value=lambda done: done.mirror or None,
+    )
+    dry_run: bool = shown(FLAG, "whether nothing was changed, because of --dry-run")
+    exit_code: ExitCode = shown(EXIT_CODE, "the exit code")
+    #: For verbs that stop topics; people are then shown only rows that need attention.
+    totals: StopTotals | None = shown(
+        object_of(TOTALS),
+        "the total loss",
+        default=None,
+        only=Only("verbs that stop partitions at once: failover, remove", lambda done: done.totals),
+    )
+    changes: tuple[ChangeRow, ...] | None = shown(
+        CHANGES.type,
+        "what leads from the stored state to the file, in the order of the doing, and how it ended",
+        default=None,
+        only=Only("`apply`", lambda done: done.changes is not None),
+    )
+    results: tuple[TopicResult, ...] = shown(RESULTS.type, "how it ended, by topic or partition", default=())
+    groups: tuple[GroupResult, ...] = shown(
+        list_of(object_of(GROUP_RESULTS)), "how it ended for committed offsets", default=()
+    )
+    clients: ClientGaps | None = shown(
+        object_of(CLIENTS),
+        "what clients of the source will lack here after they move",
+        default=None,
+        only=Only("verbs that stop topics: failover, remove, promote", lambda done: done.clients),
+    )
+    keys: tuple[KeyRow, ...] = shown(
+        KEYS.type,
+        "what became of each key of the file",
+        default=(),
+        only=Only("`create --from-mm2` and `create --from-link`", lambda done: done.keys),
+    )
+    blocked: tuple[BlockedTopic, ...] = shown(
+        BLOCKED.type,
+        "what became of producers that were denied WRITE at the source",
+        key="blockedProducers",
+        default=(),
+        only=Only("promote and switchover that have denied it", lambda done: done.blocked),
+    )
+    #: None for verbs without steps.
+    steps: tuple[str, ...] | None = shown(
+        list_of(TEXT),
+        "what was done, or with --dry-run would be, in this order",
+        default=None,
+        only=Only("promote, failover, remove, failback and switchover", lambda done: done.steps is not None),
+    )
+    hooks: tuple[HookRun, ...] = shown(
+        list_of(object_of(HOOK_RUNS)),
+        "the commands of --before and --after",
+        default=(),
+        only=Only("promote, failover, failback and switchover with --before or --after", lambda done: done.hooks),
+    )
+    error: ErrorInfo | None = shown(ERROR_OR_NULL, "why not everything was done", default=None)
     #: Sentences for people that do not affect the outcome; with `--json` they go to stderr.
     warnings: tuple[str, ...] = ()
-    #: The total loss, for verbs that stop topics; people are then shown only rows that need attention.
-    totals: StopTotals | None = None
-    #: What clients of the source lack at the destination, for verbs that stop topics.
-    clients: ClientGaps | None = None
-    #: What became of the keys of another tool's file.
-    keys: tuple[KeyRow, ...] = ()
-    #: What became of producers that were denied WRITE at the source.
-    blocked: tuple[BlockedTopic, ...] = ()
-    #: What was done, or would be, in words and in this order; None for verbs without steps.
-    steps: tuple[str, ...] | None = None
-    #: How the operator's own commands ended.
-    hooks: tuple[HookRun, ...] = ()
-    #: The changes of `apply`; None for other verbs.
-    changes: tuple[ChangeRow, ...] | None = None
 
     @classmethod
     def of(
@@ -178,98 +214,38 @@ class VerbResult:
         totals: StopTotals | None = None,
         clients: ClientGaps | None = None,
         steps: tuple[str, ...] | None = None,
+        blocked: tuple[BlockedTopic, ...] = (),
     ) -> VerbResult:
         """Return the document for these rows, with exit code and error derived from them."""
         rows, notes = tuple(results), [*warnings, *(gap_sentences(clients) if clients is not None else ())]
         code = exit_code_of(rows)
-        error = _summary(rows, code)
-        return cls(verb, mirror, dry_run, code, rows, tuple(groups), error, tuple(notes), totals, clients, steps=steps)
+        return cls(
+            verb=verb,
+            mirror=mirror,
+            dry_run=dry_run,
+            exit_code=code,
+            totals=totals,
+            results=rows,
+            groups=tuple(groups),
+            clients=clients,
+            blocked=blocked,
+            steps=steps,
+            error=_summary(rows, code),
+            warnings=tuple(notes),
+        )
 
     @classmethod
     def failed(cls, verb: str, mirror: str, error: KmirrorError, *, dry_run: bool = False) -> VerbResult:
         """Return the document of a verb that failed before it came to any topic."""
-        return cls(verb, mirror, dry_run, error.exit_code, error=ErrorInfo.of(error))
+        return cls(verb=verb, mirror=mirror, dry_run=dry_run, exit_code=error.exit_code, error=ErrorInfo.of(error))
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as `--json` prints it."""
         return document(RESULT, self)
 
 
-HOOKS: Column[VerbResult] = Column(
-    "hooks",
-    list_of(object_of(HOOK_RUNS)),
-    "the commands of --before and --after",
-    lambda done: [document(HOOK_RUNS, run) for run in done.hooks],
-    only=Only("promote, failover, failback and switchover with --before or --after", lambda done: done.hooks),
-)
 #: The document of every verb that changes something, and of `wait` and `run`.
-RESULT: tuple[Column[VerbResult], ...] = (
-    Column("verb", TEXT, "the command", lambda done: done.verb),
-    Column(
-        "mirror",
-        TEXT.null_when("the command failed before it knew it, or is about no mirror"),
-        "the mirror",
-        lambda done: done.mirror or None,
-    ),
-    Column("dryRun", FLAG, "whether nothing was changed, because of --dry-run", lambda done: done.dry_run),
-    Column("exitCode", EXIT_CODE, "the exit code", lambda done: int(done.exit_code)),
-    Column(
-        "totals",
-        object_of(TOTALS),
-        "the total loss",
-        lambda done: done.totals and done.totals.to_json(),
-        only=Only("verbs that stop partitions at once: failover, remove", lambda done: done.totals),
-    ),
-    Column(
-        "changes",
-        CHANGES.type,
-        "what leads from the stored state to the file, in the order of the doing, and how it ended",
-        lambda done: [CHANGES.document(row) for row in done.changes or ()],
-        only=Only("`apply`", lambda done: done.changes is not None),
-    ),
-    Column(
-        "results",
-        RESULTS.type,
-        "how it ended, by topic or partition",
-        lambda done: [row.to_json() for row in done.results],
-    ),
-    Column(
-        "groups",
-        list_of(object_of(GROUP_RESULTS)),
-        "how it ended for committed offsets",
-        lambda done: [row.to_json() for row in done.groups],
-    ),
-    Column(
-        "clients",
-        object_of(CLIENTS),
-        "what clients of the source will lack here after they move",
-        lambda done: done.clients and done.clients.to_json(),
-        only=Only("verbs that stop topics: failover, remove, promote", lambda done: done.clients),
-    ),
-    Column(
-        "keys",
-        KEYS.type,
-        "what became of each key of the file",
-        lambda done: [KEYS.document(row) for row in done.keys],
-        only=Only("`create --from-mm2` and `create --from-link`", lambda done: done.keys),
-    ),
-    Column(
-        "blockedProducers",
-        BLOCKED.type,
-        "what became of producers that were denied WRITE at the source",
-        lambda done: [BLOCKED.document(row) for row in done.blocked],
-        only=Only("promote and switchover that have denied it", lambda done: done.blocked),
-    ),
-    Column(
-        "steps",
-        list_of(TEXT),
-        "what was done, or with --dry-run would be, in this order",
-        lambda done: list(done.steps or ()),
-        only=Only("promote, failover, remove, failback and switchover", lambda done: done.steps is not None),
-    ),
-    HOOKS,
-    Column("error", ERROR_OR_NULL, "why not everything was done", lambda done: done.error and done.error.to_json()),
-)
+RESULT: tuple[Column[VerbResult], ...] = columns_of(VerbResult)
 
 
 def exit_code_of(rows: Iterable[TopicResult]) -> ExitCode:
@@ -296,7 +272,7 @@ def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
     bad = [row for row in rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
     if not bad:
         return None
-    first = bad[0]
+    first, count = bad[0], _count(rows, bad)
     if len(bad) == 1:
         return ErrorInfo(code, first.message or first.result.value, first.hint, first.reason)
     hints = {row.hint for row in bad}
@@ -304,7 +280,18 @@ def _summary(rows: tuple[TopicResult, ...], code: ExitCode) -> ErrorInfo | None:
     failed = "are not done yet" if all(row.result is Outcome.TIMED_OUT for row in bad) else "failed"
     return ErrorInfo(
         code,
-        f"{len(bad)} of {len(rows)} {failed}; the first: {first.message or first.result.value}",
+        f"{count} {failed}; the first: {first.message or first.result.value}",
         first.hint if len(hints) == 1 else "see the message of each row",
         first.reason if len(reasons) == 1 else None,
     )
+
+
+def _count(rows: Iterable[TopicResult], bad: Iterable[TopicResult]) -> str:
+    """Return how many topics are bad, of how many; of one topic alone, how many partitions are."""
+    topics = [{(row.mirror, row.topic) for row in some if row.topic is not None} for some in (bad, rows)]
+    if not topics[0]:
+        return f"{len(tuple(bad))} of {len(tuple(rows))}"
+    if len(topics[1]) > 1:
+        return f"{len(topics[0])} of {len(topics[1])} topics"
+    partitions = [{row.partition for row in some if row.topic is not None} for some in (bad, rows)]
+    return f"{len(partitions[0])} of {len(partitions[1])} partitions"

@@ -45,7 +45,7 @@ def source_settings(
         return SourceSettings(found)
     seen_ms = now_ms()
     try:
-        state = stored_state_on(properties, timeout_ms)
+        state = stored_state_on(properties, timeout_ms, client if timeout_ms is None else None)
         for record in state.unreadable():
             raise unreadable_error(record)
     except (KmirrorError, OutcomeUnknown) as error:

@@ -6,11 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 from kmirror.cluster.security.properties import resolve_value
-from kmirror.engine.executors import lanes_of
+from kmirror.engine.executors import cores_of, lanes_of
+from kmirror.engine.lane_channel import IS_POSSIBLE
+from kmirror.engine.lanes.lane_hosts import LaneHosts
+from kmirror.engine.lanes.lane_jobs import LaneRunner
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions, holds_secret
 from kmirror.engine.spark.shipping import cache_folder
@@ -24,17 +27,36 @@ _KEPT_LOGS = 20
 _CHECK_S = 1.0
 #: Slots for the lanes of mirrors that are created later; on a local master they cost nothing.
 _LATER_SLOTS = 256
+#: Slots for other work beside hosts: copies of what a rebuild removes.
+_JOB_SLOTS = 16
+#: The most processes for the lanes of several mirrors: each copies some hundred MB/s.
+_MOST_HOSTS = 16
 
 
 def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file: Path) -> SparkOptions:
     """Return the options with which the lanes of these mirrors run at the same time, and one more."""
-    count = len(records)
-    lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master, count) for record in records)
+    hosts, count = _hosts_of(request), len(records)
     what = "all mirrors" if request.all_mirrors else ",".join(request.mirrors)
-    later = _LATER_SLOTS if request.all_mirrors else 0
     name = f"kmirror {what} on {socket.gethostname()}"
     conf = with_secrets(request.spark_conf)
+    if hosts is not None:
+        return SparkOptions(hosts + 1, log_file, name, request.master, conf, later_slots=_JOB_SLOTS)
+    lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master, count) for record in records)
+    later = _LATER_SLOTS if request.all_mirrors else 0
     return SparkOptions(lanes + 1, log_file, name, request.master, conf, later_slots=later)
+
+
+def _hosts_of(request: RunRequest) -> int | None:
+    """Return how many processes the lanes of several mirrors share on this machine; None: each lane has its own."""
+    cores = cores_of(request.master)
+    is_shared = request.all_mirrors or len(request.mirrors) > 1
+    return min(cores, _MOST_HOSTS) if cores is not None and IS_POSSIBLE and is_shared else None
+
+
+def lane_runner(request: RunRequest, runtime: SparkRuntime) -> AbstractContextManager[LaneRunner]:
+    """Return what runs the lanes: Spark, each in its own process; or for several mirrors on this machine, hosts."""
+    count = _hosts_of(request)
+    return nullcontext(runtime) if count is None else closing(LaneHosts(runtime, count))
 
 
 def with_secrets(conf: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.ops.base.context import Destination, actor, as_kmirror_error, change, now_ms
-from kmirror.state.event_records import Event
+from kmirror.ops.base.context import Destination, as_kmirror_error, change, own_event
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.status.in_charge import FIRST_TERM, term_of
@@ -66,7 +65,7 @@ def _with_standby(mirror: str, cluster_id: str, terms: Mapping[str, int], state:
         if (one.standbys or {}).get(cluster_id) != terms[one.topic]
     ]
     details = {"clusterId": cluster_id, "count": len(records)}
-    event = Event(now_ms(), mirror, "standby", actor(), "RECORDED", details)
+    event = own_event(mirror, "standby", "RECORDED", details)
     return Changes(tuple(records), (), (event,)) if records else Changes()
 
 

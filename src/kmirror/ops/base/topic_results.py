@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from math import ceil
 from typing import Any
@@ -54,27 +54,54 @@ class Outcome(StrEnum):
     TIMED_OUT = "TIMED_OUT"
 
 
-@dataclass(frozen=True, slots=True)
+OUTCOME = one_of("result", Outcome)
+_AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
+_OF_MIRROR: Only[TopicResult] = Only("`apply`", lambda row: row.mirror)
+_OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
+_UNSEEN = "the source was never read"
+
+
+@table_row(kw_only=False)
 class TopicResult:
     """The result of a verb for one topic (`partition` None), one partition, or the mirror itself (`topic` None)."""
 
-    topic: str | None
-    partition: int | None
-    result: Outcome
-    message: str | None = None
-    reason: Reason | None = None
+    topic: str | None = shown(
+        TEXT.null_when("the row is about the mirror itself"), "the topic on the destination", "TOPIC"
+    )
+    partition: int | None = shown(COUNT.null_when("the row is about the whole topic"), "the partition", "PARTITION")
+    result: Outcome = shown(OUTCOME, "how it ended", "RESULT")
+    message: str | None = shown(
+        TEXT.null_when("there is nothing to report"),
+        "what was done, or what is wrong, as a sentence",
+        "MESSAGE",
+        default=None,
+        of_row=lambda row: f"{row.reason}: {one_line(row.message)}" if row.reason else one_line(row.message),
+    )
+    reason: Reason | None = shown(
+        REASON.null_when("there is no code for it"), "why, as a code", default=None, after="result"
+    )
     _: KW_ONLY
-    last_mirrored_offset: int | None = None
-    lag: int | None = None
+    last_mirrored_offset: int | None = shown(
+        END.null_when("unknown, or the verb does not stop partitions"),
+        "the end of what came from the source",
+        default=None,
+    )
+    #: For verbs that stop the known loss.
+    lag: int | None = shown(
+        COUNT.null_when("unknown, or the verb does not read it"),
+        "offsets that the destination is behind; for a stopped partition those known to be lost",
+        default=None,
+    )
+    #: Where the rows of one document are of several mirrors.
+    mirror: str | None = shown(TEXT, "the mirror", default=None, only=_OF_MIRROR)
+    group: str | None = shown(TEXT, "the group that has not read everything", default=None, only=_OF_GROUP)
+    offsets_left: int | None = shown(
+        COUNT.null_when("unknown"), "offsets of the source that the group has not read", default=None, only=_OF_GROUP
+    )
     #: What to do next, for people; shown in the summary's error, not as a key.
     hint: str | None = None
-    #: What was known when the partition was stopped, for verbs that stop; `lag` is then the known loss.
+    #: What was known when the partition was stopped, for verbs that stop.
     at_stop: AtStop | None = None
-    #: The consumer group of the row, and how many offsets it has not read; None: unknown.
-    group: str | None = None
-    offsets_left: int | None = None
-    #: The mirror, where the rows of one document are of several.
-    mirror: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -140,65 +167,13 @@ def estimated_in_all(stops: Iterable[TopicResult], *, at_loss: bool = False) -> 
     return ceil(sum(_more_until(time_ms, one) or 0.0 for time_ms, one in zip(until, known, strict=True)))
 
 
-OUTCOME = one_of("result", Outcome)
-_AT_STOP: Only[TopicResult] = Only("a partition that was stopped", lambda row: row.at_stop)
-_OF_MIRROR: Only[TopicResult] = Only("`apply`", lambda row: row.mirror)
-_OF_GROUP: Only[TopicResult] = Only("what a group lacks, in `wait --for drained`", lambda row: row.group)
-_UNSEEN = "the source was never read"
-
-
 def _stop_column(key: str, kind: Type, meaning: str, value: Callable[[AtStop], object]) -> Column[TopicResult]:
     """Return a column of what was known when a partition was stopped."""
     return Column(key, kind, meaning, lambda row: row.at_stop and value(row.at_stop), only=_AT_STOP)
 
 
 _RESULT: tuple[Column[TopicResult], ...] = (
-    Column(
-        "topic",
-        TEXT.null_when("the row is about the mirror itself"),
-        "the topic on the destination",
-        lambda row: row.topic,
-        "TOPIC",
-    ),
-    Column(
-        "partition",
-        COUNT.null_when("the row is about the whole topic"),
-        "the partition",
-        lambda row: row.partition,
-        "PARTITION",
-        is_number=True,
-    ),
-    Column("result", OUTCOME, "how it ended", lambda row: row.result, "RESULT"),
-    Column("reason", REASON.null_when("there is no code for it"), "why, as a code", lambda row: row.reason),
-    Column(
-        "message",
-        TEXT.null_when("there is nothing to report"),
-        "what was done, or what is wrong, as a sentence",
-        lambda row: row.message,
-        "MESSAGE",
-        cell=lambda row: f"{row.reason}: {one_line(row.message)}" if row.reason else one_line(row.message),
-    ),
-    Column(
-        "lastMirroredOffset",
-        END.null_when("unknown, or the verb does not stop partitions"),
-        "the end of what came from the source",
-        lambda row: row.last_mirrored_offset,
-    ),
-    Column(
-        "lag",
-        COUNT.null_when("unknown, or the verb does not read it"),
-        "offsets that the destination is behind; for a stopped partition the records known to be lost",
-        lambda row: row.lag,
-    ),
-    Column("mirror", TEXT, "the mirror", lambda row: row.mirror, only=_OF_MIRROR),
-    Column("group", TEXT, "the group that has not read everything", lambda row: row.group, only=_OF_GROUP),
-    Column(
-        "offsetsLeft",
-        COUNT.null_when("unknown"),
-        "offsets of the source that the group has not read",
-        lambda row: row.offsets_left,
-        only=_OF_GROUP,
-    ),
+    *columns_of(TopicResult),
     _stop_column("stopTimeMs", TIME, "when it was stopped", lambda stop: stop.time_ms),
     _stop_column("logEnd", END, "the destination's log end then", lambda stop: stop.log_end),
     _stop_column(
@@ -219,7 +194,7 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     Column(
         "estimatedMoreRecords",
         COUNT.null_when("the source answered the stop, or the rate is unknown"),
-        "estimate of records that the source has received since asOf",
+        "estimate of the offsets by which the source has grown since asOf",
         lambda row: row.estimated_more,
         only=_AT_STOP,
     ),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.security.trust import StoredProperties, host_policy
 from kmirror.errors import PolicyError, Reason
+from kmirror.words import address_of
 
 
 def refusal_once_stored(properties: Mapping[str, str]) -> PolicyError | None:
@@ -36,5 +37,5 @@ def unlimited_sources(config: ClientConfig) -> tuple[str, str] | None:
         return None
     return (
         "this host logs in to whatever address the record of a mirror names: [trust] has no sources",
-        policy.sources.line([f"{host}:{port}" for host, port in config.bootstrap_servers]),
+        policy.sources.line([address_of(host, port) for host, port in config.bootstrap_servers]),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
@@ -22,9 +23,10 @@ from kmirror.commands import option
 from kmirror.config_file import NamedCluster, load_config_file
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import as_kmirror_error, cluster_id_of
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State, unreadable_error
-from kmirror.state.store import STATE_TOPIC, StateStore
+from kmirror.state.store import StateStore
 from kmirror.status.in_charge import HeldTopic, holdings_in
 from kmirror.words import listed
 
@@ -192,8 +194,10 @@ def _identified(cluster: NamedCluster) -> tuple[str, dict[str, str]] | None:
         return None
 
 
-def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None) -> State:
-    """Read kmirror's stored state on the cluster of these client properties.
+def stored_state_on(
+    properties: Mapping[str, str], timeout_ms: int | None = None, connected: ClusterClient | None = None
+) -> State:
+    """Read kmirror's stored state on the cluster of these client properties, to which there may be a client.
 
     Raises:
         KmirrorError: it does not answer (within `timeout_ms`), we may not read it, or some of it is lost.
@@ -202,19 +206,16 @@ def stored_state_on(properties: Mapping[str, str], timeout_ms: int | None = None
     config = client_config(properties)
     if timeout_ms is not None:
         config = replace(config, connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
-    with ClusterClient(config) as client:
+    with ClusterClient(config) if connected is None else nullcontext(connected) as client:
         topic = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-    if topic is not None and topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
-        raise UnreachableError(
-            f"we lack READ on topic {STATE_TOPIC} there, if there is one",
-            grant_line(config, ("READ",), *option("--topic", STATE_TOPIC)),
-            Reason.NOT_AUTHORIZED,
-        )
-    store = StateStore(config)
-    try:
+        if topic is not None and topic.error_code == Code.TOPIC_AUTHORIZATION_FAILED:
+            raise UnreachableError(
+                f"we lack READ on topic {STATE_TOPIC} there, if there is one",
+                grant_line(config, ("READ",), *option("--topic", STATE_TOPIC)),
+                Reason.NOT_AUTHORIZED,
+            )
+        store = StateStore(config, client)
         return store.read() if timeout_ms is None else store.read(timeout_ms / 1000)
-    finally:
-        store.close()
 
 
 def _visible_state(properties: Mapping[str, str], timeout_ms: int | None) -> State | str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import RefusedError
+from kmirror.words import address_of
 
 
 class Needed(NamedTuple):
@@ -29,6 +30,10 @@ _DELETE_TOPICS = Needed(20, 6, "DeleteTopics")
 _WRITE_TXN_MARKERS = Needed(27, 1, "WriteTxnMarkers")
 _INCREMENTAL_ALTER_CONFIGS = Needed(44, 1, "IncrementalAlterConfigs")
 _DESCRIBE_PRODUCERS = Needed(61, 0, "DescribeProducers")
+
+
+#: Offered by the first brokers that write `partition.metadata` for every log.
+_IDS_IN_LOGS = _LIST_OFFSETS._replace(version=7)
 
 
 class Role(Enum):
@@ -60,7 +65,7 @@ _RELEASES = (
     ("3.7", _FETCH._replace(version=16)),
     ("3.5", _FETCH._replace(version=15)),
     ("3.1", _FETCH._replace(version=13)),
-    ("3.0", _LIST_OFFSETS._replace(version=7)),
+    ("3.0", _IDS_IN_LOGS),
     ("2.8", _METADATA._replace(version=11)),
 )
 
@@ -85,7 +90,7 @@ class BrokerVersion:
 
 def broker_version(client: ClusterClient, node_id: int, host: str, port: int, role: Role) -> BrokerVersion:
     """Ask one broker. Raises ConnectFailedError."""
-    return judged(node_id, f"{host}:{port}", client.connect(node_id, host, port).api_versions, role)
+    return judged(node_id, address_of(host, port), client.connect(node_id, host, port).api_versions, role)
 
 
 def judged(node_id: int, address: str, api_versions: Mapping[int, tuple[int, int]], role: Role) -> BrokerVersion:
@@ -117,3 +122,17 @@ def require_supported(client: ClusterClient, cluster: str, role: Role) -> None:
     found = broker_version(client, broker.node_id, broker.host, broker.port, role)
     if not found.is_supported:
         raise RefusedError(f"{cluster}: broker {found.node_id} at {found.address} is {found}", too_old(role))
+
+
+def require_topic_ids_in_logs(client: ClusterClient) -> None:
+    """Refuse brokers that do not keep a topic's id with its logs: nothing proves whose log `truncate-logs` would cut.
+
+    Raises:
+        RefusedError: a broker before Kafka 3.0, whose logs have no `partition.metadata`.
+        UnreachableError: none answers.
+    """
+    if client.highest_version(_LIST_OFFSETS.api_key) < _IDS_IN_LOGS.version:
+        raise RefusedError(
+            "brokers before Kafka 3.0 do not keep the topic's id with its logs, so these cannot be truncated safely",
+            "use --recreate, or upgrade the brokers first",
+        )

@@ -32,7 +32,7 @@ from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.client_checks import check_clients, check_powers
-from kmirror.ops.check.findings import DESTINATION, SOURCE, CheckLine, CheckReport, Findings
+from kmirror.ops.check.findings import AllFindings, CheckLine, CheckReport, Findings
 from kmirror.ops.check.group_checks import (
     KEEPING,
     check_dropping_offsets,
@@ -40,25 +40,26 @@ from kmirror.ops.check.group_checks import (
     check_offsets_retention,
     check_source_groups,
 )
-from kmirror.ops.check.partition_checks import check_partitions
 from kmirror.ops.check.rights import (
     destination_grants,
     grant_lines,
     has_authorizer,
-    lacking_on_own,
     protection_view,
     source_grants,
 )
+from kmirror.ops.check.topic_checks import check_deletion, check_formats, check_in_sync, check_memory, check_partitions
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.ops.mirrors.replication import replication_of, weak_replication, weaker_topics
 from kmirror.ops.probe.probe import probe_destination
+from kmirror.ops.rights.own_rights import lacking_on_own
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.table import Settings
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 from kmirror.state.snapshot import State
-from kmirror.state.store import STATE_TOPIC, StateStore
-from kmirror.words import counted, visible
+from kmirror.state.store import StateStore
+from kmirror.words import address_of, counted, visible
 
 #: Needed to create topics, unless it is granted topic by topic.
 _NEEDED_ON_CLUSTER = ("CREATE",)
@@ -93,36 +94,45 @@ def check(
         RefusedError: `properties` contain a plaintext secret.
         UnreachableError: a secret of the destination's properties has no value here.
     """
-    findings = Findings(on_line)
+    findings = AllFindings(on_line)
+    here, there = findings.destination, findings.source
     given: Mapping[str, str] | None = None
     settings = Settings()
     if properties is not None:
         given, changed = checked_properties(properties)
         settings = parse_settings(changed)
     config = client_config(destination_properties)
-    _check_cleartext(findings, DESTINATION, destination_properties)
-    _check_buffers(findings, DESTINATION, config)
+    _check_cleartext(here, destination_properties)
+    _check_buffers(here, config)
     with ClusterClient(config) as client:
-        found = _reach(findings, DESTINATION, client)
+        found = _reach(here, client)
         if found is not None:
-            _check_cluster(findings, DESTINATION, client, found, Role.DESTINATION)
+            _check_cluster(here, client, found, Role.DESTINATION)
             if expect_cluster_id is not None:
                 same = found.cluster_id == expect_cluster_id
                 verdict = "as expected" if same else f"expected {expect_cluster_id} (--expect-cluster-id)"
                 message = f"{found.cluster_id}: {verdict}"
-                findings.add(DESTINATION, "expected cluster", same, message, "check the address")
-            operations = _check_rights(findings, client)
-            record, topics, state = _stored_state(findings, client, mirror)
+                here.add("expected cluster", same, message, "check the address")
+            operations = _check_rights(here, client)
+            record, topics, state = _stored_state(here, client, mirror)
+            with here.catching("kmirror's memory"):
+                check_memory(here, client)
+            with here.catching("in-sync replicas"):
+                check_in_sync(here, client, [STATE_TOPIC, EVENTS_TOPIC, *(topic.topic for topic in topics)])
+            with here.catching("deleting topics"):
+                check_deletion(here, client)
+            with here.catching("message format"):
+                check_formats(here, client, [topic.topic for topic in topics])
             if operations is not None:
-                _check_filling(findings, client.config, operations, marker_operations(client), record, topics)
+                _check_filling(here, client.config, operations, marker_operations(client), record, topics)
             if state.mirrors:
-                check_powers(findings, client, state, mirror)
+                check_powers(here, client, state, mirror)
             if record is not None:
                 settings = stored_settings(record.settings)
             if record is not None or given is not None:
-                _check_own_rights(findings, client, settings, topics, destination_properties)
-                _check_new_topics(findings, client, settings)
-                _check_replication(findings, client, settings, topics, len(found.brokers))
+                _check_own_rights(here, client, settings, topics)
+                _check_new_topics(here, client, settings)
+                _check_replication(here, client, settings, topics, len(found.brokers))
         else:
             record, topics = None, ()
         source = given if given is not None else record.source if record is not None else None
@@ -130,125 +140,112 @@ def check(
         if source is not None:
             groups = _check_source(findings, source, record, destination_id, topics, settings, client)
             if settings.sync_group_offsets_enabled and found is not None:
-                with findings.catching(DESTINATION, "rights on groups"):
-                    check_groups(findings, DESTINATION, client, groups, "READ")
-                    check_dropping_offsets(findings, client, groups)
-                with findings.catching(DESTINATION, KEEPING):
-                    check_offsets_retention(findings, client, settings)
+                with here.catching("rights on groups"):
+                    check_groups(here, client, groups, "READ")
+                    check_dropping_offsets(here, client, groups)
+                with here.catching(KEEPING):
+                    check_offsets_retention(here, client, settings)
         if record is not None:
-            with findings.catching(SOURCE, "blocked producers"), closing(StateStore(client.config)) as store:
-                _check_blocked(findings, store, record)
-            with findings.catching(DESTINATION, "rights on topics"):
-                _check_topics(findings, DESTINATION, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
-            with findings.catching(DESTINATION, "trimming logs"):
-                _check_trimming(findings, client, [topic.topic for topic in topics])
+            with there.catching("blocked producers"), closing(StateStore(client.config)) as store:
+                _check_blocked(there, store, record)
+            with here.catching("rights on topics"):
+                _check_topics(here, client, [topic.topic for topic in topics], _NEEDED_TO_WRITE)
+            with here.catching("trimming logs"):
+                _check_trimming(here, client, [topic.topic for topic in topics])
         if probe and found is not None and expect_cluster_id in (None, found.cluster_id):
-            with findings.catching(DESTINATION, "probe"):
+            with here.catching("probe"):
                 probe_destination(client, settings.replication_factor, findings.tried)
     return findings.report()
 
 
-def _reach(findings: Findings, cluster: str, client: ClusterClient) -> ClusterMetadata | None:
+def _reach(findings: Findings, client: ClusterClient) -> ClusterMetadata | None:
     found = None
-    with findings.catching(cluster, "reachable"):
+    with findings.catching("reachable"):
         found = client.metadata([], timeout=REACH_TIMEOUT_S)
-        brokers = ", ".join(visible(f"{broker.host}:{broker.port}") for broker in found.brokers.values())
-        findings.ok(cluster, "reachable", f"cluster {found.cluster_id}, brokers {brokers}")
+        brokers = ", ".join(visible(address_of(broker.host, broker.port)) for broker in found.brokers.values())
+        findings.ok("reachable", f"cluster {found.cluster_id}, brokers {brokers}")
     return found
 
 
-def _check_cluster(findings: Findings, cluster: str, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
+def _check_cluster(findings: Findings, client: ClusterClient, found: ClusterMetadata, role: Role) -> None:
     for broker in found.brokers.values():
         what = f"broker {broker.node_id}"
-        with findings.catching(cluster, what):
+        with findings.catching(what):
             version = broker_version(client, broker.node_id, broker.host, broker.port, role)
-            findings.add(cluster, what, version.is_supported, f"{version.address}: {version}", too_old(role))
+            findings.add(what, version.is_supported, f"{version.address}: {version}", too_old(role))
 
 
 def _check_rights(findings: Findings, client: ClusterClient) -> frozenset[int] | None:
     """Return our authorized operations on the destination, empty if they are unknown, None if there is no answer."""
     operations: frozenset[int] | None = None
-    with findings.catching(DESTINATION, "rights on cluster"):
+    with findings.catching("rights on cluster"):
         operations = cluster_operations(client)
         missing = missing_operations(operations, _NEEDED_ON_CLUSTER)
         if missing:
             message = f"we lack {', '.join(missing)}; having it on the topics to be created is enough"
-            findings.warn(
-                DESTINATION, "rights on cluster", message, grant_line(client.config, ("CREATE",), "--cluster")
-            )
+            findings.warn("rights on cluster", message, grant_line(client.config, ("CREATE",), "--cluster"))
         else:
             message = f"we have {', '.join(_NEEDED_ON_CLUSTER)}"
             if not operations:
                 message = "unknown without DESCRIBE on the cluster; rights on topics may be enough"
-            findings.ok(DESTINATION, "rights on cluster", message)
+            findings.ok("rights on cluster", message)
     return operations
 
 
 def _check_own_rights(
-    findings: Findings,
-    client: ClusterClient,
-    settings: Settings,
-    topics: tuple[TopicRecord, ...],
-    properties: Mapping[str, str],
+    findings: Findings, client: ClusterClient, settings: Settings, topics: tuple[TopicRecord, ...]
 ) -> None:
     """Check rights on kmirror's own topics and ids, the protection of mirror topics, and list the least rights."""
-    with findings.catching(DESTINATION, "kmirror's own"):
+    with findings.catching("kmirror's own"):
         for name, missing in lacking_on_own(client).items():
             ids = name == OWN_TRANSACTIONAL_IDS
             resource = (*option("--transactional-id", name), *PREFIXED) if ids else option("--topic", name)
-            findings.add(
-                DESTINATION,
+            findings.fail(
                 f"rights on transactional ids {name}*" if ids else f"rights on topic {name}",
-                False,
                 f"we lack {', '.join(missing)}",
                 grant_line(client.config, missing, *resource),
                 Reason.NOT_AUTHORIZED,
             )
     names = [topic.topic for topic in topics]
-    with findings.catching(DESTINATION, "protection"):
+    with findings.catching("protection"):
         with closing(StateStore(client.config)) as store:
             state = store.read()
         denied = {topic.topic: state.rights(topic.mirror, topic.topic).denied for topic in topics}
         view = protection_view(client, settings, denied)
-        if view.hint:
-            findings.warn(DESTINATION, "protection", view.message, view.hint)
-        else:
-            findings.ok(DESTINATION, "protection", view.message)
-    with findings.catching(DESTINATION, "least rights"):
+        findings.ok("protection", view.message, view.hint)
+    with findings.catching("least rights"):
         prefixed = [settings.topic_prefix + name for name in settings.topics_include.names]
-        _least_rights(
-            findings, DESTINATION, client, destination_grants(settings, names or prefixed, marker_operations(client))
-        )
+        _least_rights(findings, client, destination_grants(settings, names or prefixed, marker_operations(client)))
 
 
 def _check_new_topics(findings: Findings, client: ClusterClient, settings: Settings) -> None:
     """Check which settings of mirror topics the destination takes."""
-    with findings.catching(DESTINATION, "new topics"):
+    with findings.catching("new topics"):
         notes = weaker_topics(client, settings)
         for note in notes:
-            findings.warn(DESTINATION, "new topics", note, "ask who runs the destination to allow it (a topic policy)")
+            findings.warn("new topics", note, "ask who runs the destination to allow it (a topic policy)")
         if not notes:
-            findings.ok(DESTINATION, "new topics", "the destination takes the settings of mirror topics")
+            findings.ok("new topics", "the destination takes the settings of mirror topics")
 
 
 def _check_replication(
     findings: Findings, client: ClusterClient, settings: Settings, topics: tuple[TopicRecord, ...], brokers: int
 ) -> None:
     """Check whether kmirror's own topics and mirror topics have enough replicas."""
-    with findings.catching(DESTINATION, "replication"):
+    with findings.catching("replication"):
         known = replication_of(client, settings, [topic.topic for topic in topics])
         notes = weak_replication(known, brokers)
         for message, hint in notes:
-            findings.warn(DESTINATION, "replication", message, hint)
+            findings.warn("replication", message, hint)
         if not notes:
-            findings.ok(DESTINATION, "replication", "kmirror's own topics and mirror topics have enough replicas")
+            findings.ok("replication", "kmirror's own topics and mirror topics have enough replicas")
 
 
-def _least_rights(findings: Findings, cluster: str, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
+def _least_rights(findings: Findings, client: ClusterClient, grants: tuple[Grant, ...]) -> None:
     lines = grant_lines(client, grants)
     if lines:
         message = "\n".join(["rights that kmirror needs here (commands for an administrator):", *lines])
-        findings.ok(cluster, "least rights", message)
+        findings.ok("least rights", message)
 
 
 def _check_filling(
@@ -261,7 +258,7 @@ def _check_filling(
 ) -> None:
     """Check how lanes can fill offsets at which the source shows nothing."""
     if any(OPERATIONS[name] in operations for name in to_mark):
-        findings.ok(DESTINATION, "filling offsets", "by markers")
+        findings.ok("filling offsets", "by markers")
         return
     known = (
         f"{' and '.join(to_mark)} on the cluster {'are' if len(to_mark) > 1 else 'is'} not granted"
@@ -270,7 +267,6 @@ def _check_filling(
     )
     ids = filling_prefix(record.name if record is not None else "MIRROR")
     findings.warn(
-        DESTINATION,
         "filling offsets",
         f"by empty transactions (slower: about 3,000 offsets a second per partition) ({known}); whether WRITE on "
         f"the transactional ids {ids}* is granted cannot be known from here",
@@ -291,14 +287,13 @@ def _check_trimming(findings: Findings, client: ClusterClient, topics: list[str]
     needed = ", ".join(_NEEDED_TO_TRIM)
     if lacking:
         findings.warn(
-            DESTINATION,
             "trimming logs",
             f"we lack {needed} on {len(lacking)} of {counted(len(topics), 'topic')}: it is needed where the log is to "
             "begin above 0, now or later; for compact-only topics ALTER_CONFIGS too",
             grant_line(client.config, ("DELETE",), *_topic_options(lacking)),
         )
     elif topics:
-        findings.ok(DESTINATION, "trimming logs", f"we have {needed} on {counted(len(topics), 'topic')}")
+        findings.ok("trimming logs", f"we have {needed} on {counted(len(topics), 'topic')}")
 
 
 def _topic_options(topics: list[str]) -> Arguments:
@@ -314,18 +309,18 @@ def _stored_state(
     record: MirrorRecord | None = None
     topics: tuple[TopicRecord, ...] = ()
     state = State()
-    with closing(StateStore(client.config)) as store, findings.catching(DESTINATION, "kmirror's memory"):
+    with closing(StateStore(client.config)) as store, findings.catching("kmirror's memory"):
         state = store.read()
         if mirror is not None:
             record = require_mirror(state, mirror)
             topics = tuple(one for one in state.topics(mirror) if one.desired is not DesiredState.STOPPED)
         names = ", ".join(visible(known.name) for known in state.mirrors) or "none"
-        findings.ok(DESTINATION, "kmirror's memory", f"mirrors stored here: {names}")
+        findings.ok("kmirror's memory", f"mirrors stored here: {names}")
     return record, topics, state
 
 
 def _check_source(
-    findings: Findings,
+    both: AllFindings,
     properties: Mapping[str, str],
     record: MirrorRecord | None,
     destination_id: str | None,
@@ -334,23 +329,22 @@ def _check_source(
     destination: ClusterClient,
 ) -> list[str]:
     """Check the source, and return the visible groups there whose offsets are synced."""
-    groups: list[str] = []
-    with findings.catching(SOURCE, "reachable"):
+    findings, groups = both.source, list[str]()
+    with findings.catching("reachable"):
         config = client_config(properties)
         with ClusterClient(config) as client:
             _check_trust(findings, properties, config)
-            _check_cleartext(findings, SOURCE, properties)
-            _check_buffers(findings, SOURCE, config)
-            found = _reach(findings, SOURCE, client)
+            _check_cleartext(findings, properties)
+            _check_buffers(findings, config)
+            found = _reach(findings, client)
             if found is None:
                 return groups
-            _check_cluster(findings, SOURCE, client, found, Role.SOURCE)
+            _check_cluster(findings, client, found, Role.SOURCE)
             if settings.sync_group_offsets_enabled:
-                with findings.catching(SOURCE, "rights on groups"):
+                with findings.catching("rights on groups"):
                     groups = check_source_groups(findings, client, settings)
             another = found.cluster_id != destination_id
             findings.add(
-                SOURCE,
                 "another cluster",
                 another,
                 "it is not the destination"
@@ -359,30 +353,30 @@ def _check_source(
                 "bootstrap.servers in the mirror's file names the source, --bootstrap-server the destination",
                 Reason.LOOP,
             )
-            with findings.catching(SOURCE, "advertised addresses"):
+            with findings.catching("advertised addresses"):
                 require_own_brokers(client, destination_id)
-                findings.ok(SOURCE, "advertised addresses", "each that answers leads to a broker of it")
+                findings.ok("advertised addresses", "each that answers leads to a broker of it")
             if record is not None:
-                with findings.catching(SOURCE, "same cluster as before"):
+                with findings.catching("same cluster as before"):
                     require_same_cluster(record.source_cluster_id, found.cluster_id)
-                    findings.ok(SOURCE, "same cluster as before", f"{found.cluster_id}, as recorded")
-            with findings.catching(SOURCE, "rights on topics"):
-                _check_topics(findings, SOURCE, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
+                    findings.ok("same cluster as before", f"{found.cluster_id}, as recorded")
+            with findings.catching("rights on topics"):
+                _check_topics(findings, client, [topic.source_topic for topic in topics], _NEEDED_TO_READ)
             if destination_id is not None and topics:
-                with findings.catching(SOURCE, "partitions"):
-                    check_partitions(findings, client, destination, topics)
+                with findings.catching("partitions"):
+                    check_partitions(both, client, destination, topics)
             if settings.sync_topic_acls_enabled:
-                with findings.catching(SOURCE, "ACLs"):
+                with findings.catching("ACLs"):
                     has = len(describe_acls(client)) if has_authorizer(client) else 0
-                    findings.ok(SOURCE, "ACLs", f"{counted(has, 'ACL')} to sync from (sync.topic.acls.enabled)")
+                    findings.ok("ACLs", f"{counted(has, 'ACL')} to sync from (sync.topic.acls.enabled)")
             if destination_id is not None:
-                check_clients(findings, client, destination, settings)
-            with findings.catching(SOURCE, "least rights"):
+                check_clients(both, client, destination, settings)
+            with findings.catching("least rights"):
                 names = [topic.source_topic for topic in topics] or list(settings.topics_include.names)
                 stored = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
                 has_mirrors = stored is not None and not stored.error_code
-                _least_rights(findings, SOURCE, client, source_grants(settings, names, has_mirrors=has_mirrors))
-            with findings.catching(SOURCE, "schemas"):
+                _least_rights(findings, client, source_grants(settings, names, has_mirrors=has_mirrors))
+            with findings.catching("schemas"):
                 _check_schemas(findings, client, {topic.source_topic for topic in topics})
 
     return groups
@@ -390,24 +384,23 @@ def _check_source(
 
 def _check_trust(findings: Findings, properties: Mapping[str, str], config: ClientConfig) -> None:
     """Check what this host's policy lets the mirror's record do."""
-    with findings.catching(SOURCE, "trust"):
+    with findings.catching("trust"):
         if refused := refusal_once_stored(properties):
             raise refused
         if advice := unlimited_sources(config):
-            findings.warn(SOURCE, "trust", *advice)
+            findings.warn("trust", *advice)
 
 
-def _check_cleartext(findings: Findings, cluster: str, properties: Mapping[str, str]) -> None:
+def _check_cleartext(findings: Findings, properties: Mapping[str, str]) -> None:
     for warning, hint in cleartext_logins(properties):
-        findings.warn(cluster, "encryption", warning, hint)
+        findings.warn("encryption", warning, hint)
 
 
-def _check_buffers(findings: Findings, cluster: str, config: ClientConfig) -> None:
+def _check_buffers(findings: Findings, config: ClientConfig) -> None:
     """Check whether this machine gives connections buffers of the size that the client properties ask for."""
     for buffer in buffers_here(config):
         if buffer.is_capped:
             findings.warn(
-                cluster,
                 buffer.key,
                 f"{buffer.asked} is more than this machine gives: a connection gets {buffer.given} bytes, and the "
                 "system does not adapt them to the path",
@@ -415,7 +408,7 @@ def _check_buffers(findings: Findings, cluster: str, config: ClientConfig) -> No
                 + command_line("sysctl", "-w", f"{buffer.limit}={buffer.asked}"),
             )
         else:
-            findings.ok(cluster, buffer.key, f"{buffer.asked} bytes, as asked")
+            findings.ok(buffer.key, f"{buffer.asked} bytes, as asked")
 
 
 def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) -> None:
@@ -428,9 +421,9 @@ def _check_blocked(findings: Findings, store: StateStore, record: MirrorRecord) 
 
     for found in blocked_views(store.read(), record.name, admin_options(config), source_acls, now_ms()):
         if found.is_wanted:
-            findings.warn(SOURCE, "blocked producers", found.message, found.hint)
+            findings.warn("blocked producers", found.message, found.hint)
         else:
-            findings.add(SOURCE, "blocked producers", False, found.message, found.hint)
+            findings.fail("blocked producers", found.message, found.hint)
 
 
 def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collection[str]) -> None:
@@ -439,7 +432,6 @@ def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collecti
     if found is None or found.error_code or _SCHEMAS in mirrored:
         return
     findings.warn(
-        SOURCE,
         "schemas",
         f"the source has a topic {_SCHEMAS}, used by schema registries, and it is not mirrored: schema ids in"
         " records are copied unchanged, so consumers of the mirror need a registry that has them",
@@ -448,18 +440,14 @@ def _check_schemas(findings: Findings, client: ClusterClient, mirrored: Collecti
     )
 
 
-def _check_topics(
-    findings: Findings, cluster: str, client: ClusterClient, topics: list[str], needed: tuple[str, ...]
-) -> None:
+def _check_topics(findings: Findings, client: ClusterClient, topics: list[str], needed: tuple[str, ...]) -> None:
     lacking = missing_rights(client, topics, needed)
     for topic, missing in sorted(lacking.items()):
-        findings.add(
-            cluster,
+        findings.fail(
             f"rights on topic {topic}",
-            False,
             f"we lack {', '.join(missing)}",
             grant_line(client.config, missing, *option("--topic", topic)),
             Reason.NOT_AUTHORIZED,
         )
     if topics and not lacking:
-        findings.ok(cluster, "rights on topics", f"we have {', '.join(needed)} on {counted(len(topics), 'topic')}")
+        findings.ok("rights on topics", f"we have {', '.join(needed)} on {counted(len(topics), 'topic')}")

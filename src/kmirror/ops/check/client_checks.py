@@ -8,7 +8,7 @@ from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
 from kmirror.cluster.rights.authorized import cluster_operations, missing_operations
 from kmirror.cluster.rights.client_quotas import describe_quotas, scram_users
 from kmirror.errors import Reason, UnreachableError
-from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
+from kmirror.ops.check.findings import AllFindings, Findings
 from kmirror.ops.check.powers import power_lines
 from kmirror.ops.rights.client_sync import quotas_to_sync, users_of_clients
 from kmirror.settings.table import Settings
@@ -27,49 +27,46 @@ def check_powers(findings: Findings, client: ClusterClient, state: State, mirror
         for one in state.mirrors
     }
     login = login_principal(client.config)
-    with findings.catching(DESTINATION, what):
+    with findings.catching(what):
         try:
             acls = describe_acls(client)
         except NoAuthorizerError:
             message = "the destination has no authorizer: anyone who can reach it can stop or damage every mirror here"
-            findings.ok(DESTINATION, what, message)
+            findings.ok(what, message)
             return
         except UnreachableError as error:
             if error.reason is not Reason.NOT_AUTHORIZED:
                 raise
-            findings.warn(DESTINATION, what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
+            findings.warn(what, f"who can stop mirrors is unknown: {error.message}", error.hint or "")
             return
         for line in power_lines(acls, {login} if login else (), mirrors, (mirror,) if mirror is not None else ()):
-            if line.hint:
-                findings.warn(DESTINATION, line.what, line.message, line.hint)
-            else:
-                findings.ok(DESTINATION, line.what, line.message)
+            findings.ok(line.what, line.message, line.hint)
 
 
-def check_clients(findings: Findings, source: ClusterClient, destination: ClusterClient, settings: Settings) -> None:
+def check_clients(findings: AllFindings, source: ClusterClient, destination: ClusterClient, settings: Settings) -> None:
     """Check whether quotas can be synced and users compared, if the settings ask for it."""
     if settings.sync_quotas_enabled:
-        with findings.catching(SOURCE, "quotas"):
+        with findings.source.catching("quotas"):
             many = counted(len(quotas_to_sync(source, destination)), "quota")
-            findings.ok(SOURCE, "quotas", f"{many} to sync (sync.quotas.enabled)")
-        with findings.catching(DESTINATION, "quotas"):
+            findings.source.ok("quotas", f"{many} to sync (sync.quotas.enabled)")
+        with findings.destination.catching("quotas"):
             lacking = missing_operations(cluster_operations(destination), ("ALTER_CONFIGS",))
             if not lacking:  # ALTER_CONFIGS implies the right to describe them
                 describe_quotas(destination)
             message = "we lack ALTER_CONFIGS on the cluster: quotas cannot be set" if lacking else "quotas can be set"
             hint = grant_line(destination.config, ("ALTER_CONFIGS",), "--cluster")
-            findings.add(DESTINATION, "quotas", not lacking, message, hint, Reason.NOT_AUTHORIZED)
+            findings.destination.add("quotas", not lacking, message, hint, Reason.NOT_AUTHORIZED)
     if settings.compare_scram_users_enabled:
-        with findings.catching(SOURCE, "SCRAM users"):
+        with findings.source.catching("SCRAM users"):
             theirs = users_of_clients(source, destination)
-            findings.ok(SOURCE, "SCRAM users", f"{counted(len(theirs), 'user')} besides kmirror's")
-            with findings.catching(DESTINATION, "SCRAM users"):
+            findings.source.ok("SCRAM users", f"{counted(len(theirs), 'user')} besides kmirror's")
+            with findings.destination.catching("SCRAM users"):
                 missing = sorted(theirs - scram_users(destination))
                 if missing:
                     named = ", ".join(map(visible, missing[:_MOST_NAMED])) + (
                         " …" if len(missing) > _MOST_NAMED else ""
                     )
                     message = f"{counted(len(missing), 'user')} of the source cannot log in here: {named}"
-                    findings.warn(DESTINATION, "SCRAM users", message, "create them: brokers do not reveal passwords")
+                    findings.destination.warn("SCRAM users", message, "create them: brokers do not reveal passwords")
                 else:
-                    findings.ok(DESTINATION, "SCRAM users", "every user of the source has a credential here")
+                    findings.destination.ok("SCRAM users", "every user of the source has a credential here")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -68,49 +67,81 @@ CHECKS: Table[CheckLine] = Table(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class CheckReport:
     """All lines of `check`, and its exit code."""
 
-    lines: tuple[CheckLine, ...]
-    exit_code: ExitCode
+    exit_code: ExitCode = shown(EXIT_CODE, "the exit code")
+    lines: tuple[CheckLine, ...] = shown(CHECKS.type, "what was found", key="checks")
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as `--json` prints it."""
         return document(CHECK, self)
 
 
-CHECK: tuple[Column[CheckReport], ...] = (
-    Column("exitCode", EXIT_CODE, "the exit code", lambda report: int(report.exit_code)),
-    Column("checks", CHECKS.type, "what was found", lambda report: [CHECKS.document(line) for line in report.lines]),
-)
+CHECK: tuple[Column[CheckReport], ...] = columns_of(CheckReport)
 
 
 class Findings:
-    """The lines of `check` so far; `on_line` is called with each line."""
+    """What `check` finds on one cluster; `write` is called with each line, and the exit code that it leads to."""
+
+    def __init__(self, cluster: str, write: Callable[[CheckLine, ExitCode], None]) -> None:
+        self._cluster = cluster
+        self._write = write
+
+    def ok(self, what: str, message: str, hint: str | None = None) -> None:
+        """Add a line on something that is ok; with a hint it is a warning."""
+        line = CheckLine(cluster=self._cluster, what=what, ok=True, message=message, hint=hint or None)
+        self._write(line, ExitCode.OK)
+
+    def warn(self, what: str, message: str, hint: str) -> None:
+        """Add a warning: something works, but the hint would improve it."""
+        self.ok(what, message, hint)
+
+    def fail(
+        self,
+        what: str,
+        message: str,
+        hint: str | None,
+        reason: Reason | None = None,
+        code: ExitCode = ExitCode.REFUSED,
+    ) -> None:
+        """Add a line on something that is not ok."""
+        line = CheckLine(cluster=self._cluster, what=what, ok=False, message=message, hint=hint, reason=reason)
+        self._write(line, code)
+
+    def add(self, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
+        """Add a line; `hint` and `reason` are used only if it is not `ok`."""
+        if ok:
+            self.ok(what, message)
+        else:
+            self.fail(what, message, hint, reason)
+
+    @contextmanager
+    def catching(self, what: str) -> Iterator[None]:
+        """Turn an error of the body into a FAIL line about `what`."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except KmirrorError as error:
+            silent = error.exit_code == ExitCode.UNREACHABLE
+            reason = error.reason or (_SILENT[self._cluster] if silent else None)
+            code = ExitCode.UNREACHABLE if silent else ExitCode.REFUSED
+            self.fail(what, _with_notes(error), error.hint, reason, code)
+        except OutcomeUnknown as error:
+            self.fail(what, _with_notes(error), "try again", _SILENT[self._cluster], ExitCode.UNREACHABLE)
+
+
+class AllFindings:
+    """All lines of `check` so far, on both clusters; `on_line` is called with each."""
 
     def __init__(self, on_line: Callable[[CheckLine], None] | None) -> None:
+        self.source, self.destination = Findings(SOURCE, self._write), Findings(DESTINATION, self._write)
         self._lines: list[CheckLine] = []
         self._codes: set[ExitCode] = set()
         self._on_line = on_line
         self._has_untried = False
-
-    def ok(self, cluster: str, what: str, message: str) -> None:
-        """Add a line on something that is ok."""
-        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message), ExitCode.OK)
-
-    def add(self, cluster: str, what: str, ok: bool, message: str, hint: str, reason: Reason | None = None) -> None:
-        """Add a line; `hint` and `reason` are used only if it is not `ok`."""
-        if ok:
-            self.ok(cluster, what, message)
-            return
-        refused = reason is Reason.AUTHENTICATION_FAILED
-        line = CheckLine(cluster=cluster, what=what, ok=False, message=message, hint=hint, reason=reason)
-        self._write(line, ExitCode.UNREACHABLE if refused else ExitCode.REFUSED)
-
-    def warn(self, cluster: str, what: str, message: str, hint: str) -> None:
-        """Add a warning: something works, but the hint would improve it."""
-        self._write(CheckLine(cluster=cluster, what=what, ok=True, message=message, hint=hint), ExitCode.OK)
 
     def tried(self, found: Guarantee) -> None:
         """Add a line on a guarantee of the destination that was tried."""
@@ -127,31 +158,6 @@ class Findings:
         self._has_untried |= is_silent
         self._write(line, ExitCode.REFUSED if found.verdict is Verdict.BROKEN else ExitCode.OK)
 
-    @contextmanager
-    def catching(self, cluster: str, what: str) -> Iterator[None]:
-        """Turn an error of the body into a FAIL line about `what`."""
-        try:
-            yield
-        except UsageError:
-            raise
-        except KmirrorError as error:
-            silent = error.exit_code == ExitCode.UNREACHABLE
-            reason = error.reason or (_SILENT[cluster] if silent else None)
-            line = CheckLine(
-                cluster=cluster, what=what, ok=False, message=_with_notes(error), hint=error.hint, reason=reason
-            )
-            self._write(line, ExitCode.UNREACHABLE if silent else ExitCode.REFUSED)
-        except OutcomeUnknown as error:
-            line = CheckLine(
-                cluster=cluster,
-                what=what,
-                ok=False,
-                message=_with_notes(error),
-                hint="try again",
-                reason=_SILENT[cluster],
-            )
-            self._write(line, ExitCode.UNREACHABLE)
-
     def report(self) -> CheckReport:
         """Return all lines with the exit code: an unreachable cluster outweighs what would be refused.
 
@@ -160,7 +166,7 @@ class Findings:
         worst = ExitCode.UNREACHABLE if ExitCode.UNREACHABLE in self._codes else max(self._codes, default=ExitCode.OK)
         if worst is ExitCode.OK and self._has_untried:
             worst = ExitCode.UNREACHABLE
-        return CheckReport(tuple(self._lines), worst)
+        return CheckReport(exit_code=worst, lines=tuple(self._lines))
 
     def _write(self, line: CheckLine, code: ExitCode) -> None:
         self._lines.append(line)

@@ -8,7 +8,7 @@ from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.rights.authorized import groups_lacking
 from kmirror.commands import options
 from kmirror.errors import Reason
-from kmirror.ops.check.findings import DESTINATION, SOURCE, Findings
+from kmirror.ops.check.findings import Findings
 from kmirror.ops.check.rights import has_authorizer
 from kmirror.ops.groups.expiry import OFFSETS_RETENTION, offsets_retention
 from kmirror.settings.durations import format_duration
@@ -25,31 +25,29 @@ def check_source_groups(findings: Findings, client: ClusterClient, settings: Set
     """Check rights on the source's groups, and return those that are visible and whose offsets are synced."""
     groups = [group for group in visible_groups(client) if settings.selects_group(group)]
     if groups:
-        check_groups(findings, SOURCE, client, groups, "DESCRIBE")
+        check_groups(findings, client, groups, "DESCRIBE")
     elif not has_authorizer(client):
-        findings.ok(SOURCE, "rights on groups", "there is no group to sync offsets of")
+        findings.ok("rights on groups", "there is no group to sync offsets of")
     else:
         message = "no group is visible to sync offsets of: there is none, or kmirror lacks DESCRIBE on groups"
-        findings.warn(SOURCE, "rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group", "*"))
+        findings.warn("rights on groups", message, grant_line(client.config, ("DESCRIBE",), "--group", "*"))
     return groups
 
 
-def check_groups(findings: Findings, cluster: str, client: ClusterClient, groups: list[str], needed: str) -> None:
+def check_groups(findings: Findings, client: ClusterClient, groups: list[str], needed: str) -> None:
     """Check whether we have one right on groups."""
     some = groups[:_GROUPS_ASKED]
     lacking = groups_lacking(client, some, needed)
     if lacking:
         names = options("--group", lacking[:_GROUPS_IN_HINT])
-        findings.add(
-            cluster,
+        findings.fail(
             "rights on groups",
-            False,
             f"we lack {needed} on {len(lacking)} of {counted(len(some), 'group')}: their offsets cannot be synced",
             grant_line(client.config, (needed,), *names),
             Reason.NOT_AUTHORIZED,
         )
     elif some:
-        findings.ok(cluster, "rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
+        findings.ok("rights on groups", f"we have {needed} on {counted(len(some), 'group')}")
 
 
 def check_dropping_offsets(findings: Findings, client: ClusterClient, groups: list[str]) -> None:
@@ -57,7 +55,6 @@ def check_dropping_offsets(findings: Findings, client: ClusterClient, groups: li
     some = groups[:_GROUPS_ASKED]
     if lacking := groups_lacking(client, some, "DELETE"):
         findings.warn(
-            DESTINATION,
             "rights on groups",
             f"we lack DELETE on {len(lacking)} of {counted(len(some), 'group')}: offsets that the source no longer"
             " has remain until they expire",
@@ -72,7 +69,6 @@ def check_offsets_retention(findings: Findings, client: ClusterClient, settings:
     interval_s = settings.sync_group_offsets_interval_seconds
     if not retention.is_known:
         findings.warn(
-            DESTINATION,
             KEEPING,
             f"{OFFSETS_RETENTION} is not reported by the brokers: {kept} is assumed, and offsets are committed again "
             f"every {again}; if it is shorter, they expire in between",
@@ -80,7 +76,6 @@ def check_offsets_retention(findings: Findings, client: ClusterClient, settings:
         )
     elif interval_s * 3 > retention.seconds:
         findings.warn(
-            DESTINATION,
             KEEPING,
             f"{kept} ({OFFSETS_RETENTION}), too short for syncing every {interval_s} s: they may expire in between",
             f"raise {OFFSETS_RETENTION} of the brokers, or lower sync.group.offsets.interval.seconds",
@@ -88,7 +83,6 @@ def check_offsets_retention(findings: Findings, client: ClusterClient, settings:
     else:
         again = format_duration(int(max(retention.refresh_s, interval_s) * 1000))
         findings.ok(
-            DESTINATION,
             KEEPING,
             f"{kept} without a member or a commit ({OFFSETS_RETENTION}); an engine commits them again every {again}",
         )

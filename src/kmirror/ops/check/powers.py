@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, ResourceType
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.acl_index import AclIndex, Resource
 from kmirror.words import counted, listed, visible
 

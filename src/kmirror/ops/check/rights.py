@@ -6,7 +6,6 @@ by another one are not listed: READ and WRITE imply DESCRIBE, ALTER_CONFIGS impl
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,15 +14,12 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
 from kmirror.cluster.rights.acl_commands import Grant, admin_options
 from kmirror.cluster.rights.acls import NoAuthorizerError, describe_acls
-from kmirror.cluster.rights.authorized import may_write_transactions, missing_rights
 from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_prefix
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.rights.protection import ProbeCache, decide_protection, survey
 from kmirror.settings.table import Settings
-from kmirror.state.internal_topics import OWN_IDS_GRANT, OWN_TOPICS_GRANT
-from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.internal_topics import OWN_IDS_GRANT, OWN_TOPICS_GRANT, STATE_TOPIC
 from kmirror.sync.acl_changes import producers_of
 from kmirror.words import counted, visible
 
@@ -106,17 +102,6 @@ def has_authorizer(client: ClusterClient) -> bool:
         if error.reason is not Reason.NOT_AUTHORIZED:
             raise
     return True
-
-
-def lacking_on_own(client: ClusterClient) -> dict[str, list[str]]:
-    """Return which rights we lack on kmirror's own topics and transactional ids, as far as brokers report them.
-
-    Raises UnreachableError: the cluster does not answer.
-    """
-    lacking = dict(missing_rights(client, [STATE_TOPIC, EVENTS_TOPIC], ("READ", "WRITE", "DESCRIBE_CONFIGS")))
-    if not may_write_transactions(client, f"{OWN_TRANSACTIONAL_IDS}check-{uuid.uuid4().hex}"):
-        lacking[OWN_TRANSACTIONAL_IDS] = ["WRITE"]
-    return lacking
 
 
 def protection_view(

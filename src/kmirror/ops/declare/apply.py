@@ -33,17 +33,17 @@ from kmirror.ops.declare.planned import (
     ConfigChange,
     CreateMirror,
     DeleteMirror,
-    PauseTopics,
     PlannedChange,
     Refusal,
-    ResumeTopics,
     StopTopics,
+    SwitchTopics,
 )
 from kmirror.ops.declare.state_difference import MirrorDifference, Prune, difference, names_to_visit, unknown_names
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
+from kmirror.ops.rights.own_rights import record_warnings
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
@@ -91,6 +91,9 @@ def apply(
     plans = {name: walk.plan(name, state) for name in names}
     for line in (f"{name}: {line}" for name, plan in plans.items() for one in plan.changes for line in one.lines):
         planned(visible(line))
+    if dry_run and any(plan.changes for plan in plans.values()):
+        walk.warnings += record_warnings(destination)
+        destination.rehearse(state)
     try:
         walk.carry_out(plans)
     finally:
@@ -250,8 +253,8 @@ class _Walk:
                     watch=self.watch,
                     dry_run=dry_run,
                 )
-            case PauseTopics() | ResumeTopics():
-                verb = pause if isinstance(one, PauseTopics) else resume
+            case SwitchTopics():
+                verb = pause if one.paused else resume
                 topics = None if one.topics is None else TopicSelector(one.topics)
                 return verb(destination, one.mirror, topics, dry_run=dry_run)
             case StopTopics(topics=None):

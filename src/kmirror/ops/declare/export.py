@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from kmirror.ops.add.add_plan import is_added
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.declare.declared import EXCLUDE, INCLUDE
-from kmirror.ops.declare.state_difference import is_mirrored
 from kmirror.settings.parsing import stored_settings, unknown_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import SETTINGS
@@ -55,7 +55,7 @@ def _mirror(record: MirrorRecord, topics: tuple[TopicRecord, ...]) -> Iterator[s
     settings = stored_settings(record.settings)
     name = f"mirrors.{_key(record.name)}"
     yield f"[{name}]"
-    mirrored = [one for one in topics if is_mirrored(one)]
+    mirrored = [one for one in topics if is_added(one)]
     include = () if record.discovery_ended else settings.topics_include.patterns
     exclude = settings.topics_exclude.patterns
     sources = [one.source_topic for one in mirrored if one.source_topic not in exclude]

@@ -6,7 +6,7 @@ says what becomes of the state, so that a dry run can rehearse the next change; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.errors import Reason
@@ -130,45 +130,40 @@ class AddTopics:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseTopics:
-    """Pause mirror topics, or the whole mirror (None)."""
+class SwitchTopics:
+    """Pause or resume mirror topics, or the whole mirror (None)."""
 
     mirror: str
     topics: tuple[str, ...] | None
+    paused: bool
 
-    action = ChangeAction.PAUSE
+    @property
+    def action(self) -> ChangeAction:
+        return ChangeAction.PAUSE if self.paused else ChangeAction.RESUME
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return _copying_lines("pause", self.mirror, self.topics)
+        verb = self.action.lower()
+        if self.topics is None:
+            return (f"~ {verb} mirror {self.mirror}",)
+        return tuple(f"~ {verb} topic {one}" for one in self.topics)
 
     @property
     def topic_names(self) -> tuple[str, ...]:
         return self.topics or ()
 
     def after(self, state: State, topics: Collection[str]) -> Changes:
-        return _with_copying(state, self.mirror, self.topics, paused=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeTopics:
-    """Resume mirror topics, or the whole mirror (None)."""
-
-    mirror: str
-    topics: tuple[str, ...] | None
-
-    action = ChangeAction.RESUME
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        return _copying_lines("resume", self.mirror, self.topics)
-
-    @property
-    def topic_names(self) -> tuple[str, ...]:
-        return self.topics or ()
-
-    def after(self, state: State, topics: Collection[str]) -> Changes:
-        return _with_copying(state, self.mirror, self.topics, paused=False)
+        both = DesiredState.ACTIVE, DesiredState.PAUSED
+        before, after = both if self.paused else both[::-1]
+        changed: list[Record] = [
+            replace(one, desired=after)
+            for one in state.topics(self.mirror)
+            if one.desired is before and (self.topics is None or one.topic in self.topics)
+        ]
+        record = state.mirror(self.mirror)
+        if self.topics is None and record is not None:
+            changed.append(replace(record, paused=self.paused))
+        return Changes(tuple(changed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,25 +233,4 @@ class Refusal:
         return Changes()
 
 
-PlannedChange = (
-    CreateMirror | ConfigChange | AddTopics | PauseTopics | ResumeTopics | StopTopics | DeleteMirror | Refusal
-)
-
-
-def _copying_lines(verb: str, mirror: str, topics: Iterable[str] | None) -> tuple[str, ...]:
-    if topics is None:
-        return (f"~ {verb} mirror {mirror}",)
-    return tuple(f"~ {verb} topic {one}" for one in topics)
-
-
-def _with_copying(state: State, mirror: str, topics: Collection[str] | None, *, paused: bool) -> Changes:
-    before, after = (DesiredState.ACTIVE, DesiredState.PAUSED) if paused else (DesiredState.PAUSED, DesiredState.ACTIVE)
-    changed: list[Record] = [
-        replace(one, desired=after)
-        for one in state.topics(mirror)
-        if one.desired is before and (topics is None or one.topic in topics)
-    ]
-    record = state.mirror(mirror)
-    if topics is None and record is not None:
-        changed.append(replace(record, paused=paused))
-    return Changes(tuple(changed))
+PlannedChange = CreateMirror | ConfigChange | AddTopics | SwitchTopics | StopTopics | DeleteMirror | Refusal

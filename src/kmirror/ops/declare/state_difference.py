@@ -14,22 +14,23 @@ from dataclasses import dataclass, field
 
 from kmirror.commands import command_line, on_mirror, on_topics, option
 from kmirror.errors import UsageError
+from kmirror.ops.add.add_plan import is_added
 from kmirror.ops.declare.declared import EXCLUDE, INCLUDE, Declared, DeclaredMirror, DeclaredTopics
 from kmirror.ops.declare.planned import (
     AddTopics,
     ConfigChange,
     CreateMirror,
     DeleteMirror,
-    PauseTopics,
     PlannedChange,
     Refusal,
-    ResumeTopics,
     StopTopics,
+    SwitchTopics,
 )
+from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import setting_of, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import SETTINGS, Settings
-from kmirror.state.records import PENDING_ADD, DesiredState, MirrorRecord, TopicRecord
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.words import listed
 
@@ -72,7 +73,7 @@ def names_to_visit(declared: Declared, state: State, prune: Prune) -> tuple[str,
     for mirror in declared.mirrors:
         declares = _declares(mirror)
         for topic in state.topics(mirror.name):
-            if topic.topic in prune.topics and declares(topic) and not _is_over(topic):
+            if topic.topic in prune.topics and declares(topic) and not is_stopped(topic):
                 raise UsageError(
                     f"--prune-topics {topic.topic}: it is in {declared.path}", "remove it from the file first"
                 )
@@ -109,19 +110,10 @@ def difference(declared: DeclaredMirror | None, name: str, state: State, prune: 
         )
         # the new topics are as the mirror is
         if declared.paused is not None and declared.otherwise:
-            found.changes.append(_switch(not declared.paused)(name, tuple(sorted(declared.otherwise))))
+            found.changes.append(SwitchTopics(name, tuple(sorted(declared.otherwise)), not declared.paused))
     else:
         _changed(declared, record, state, prune, found)
     return found
-
-
-def is_mirrored(topic: TopicRecord) -> bool:
-    """Return whether a record is of a mirror topic: neither stopped nor still being added."""
-    return topic.desired is not DesiredState.STOPPED and topic.pending_operation != PENDING_ADD
-
-
-def _switch(paused: bool) -> type[PauseTopics] | type[ResumeTopics]:
-    return PauseTopics if paused else ResumeTopics
 
 
 def _declares(mirror: DeclaredMirror) -> Callable[[TopicRecord], bool]:
@@ -253,7 +245,7 @@ def _filters(
 def _added(
     mirror: DeclaredMirror, record: MirrorRecord, settings: Settings, topics: Iterable[TopicRecord]
 ) -> Iterator[AddTopics]:
-    mirrored = {one.source_topic for one in topics if is_mirrored(one) or one.desired is DesiredState.STOPPED}
+    mirrored = {one.source_topic for one in topics if is_added(one) or one.desired is DesiredState.STOPPED}
     for one in mirror.topics:
         new = _missing(one.patterns, settings)
         ended = set(TopicSelector(tuple(new)).expressions) if record.discovery_ended else set()
@@ -275,22 +267,22 @@ def _copying(
             found.notes.append(f"mirror {mirror.name} is paused, and stays so: the file does not say whether it is")
         return [], []
     name, early, late = mirror.name, list[PlannedChange](), list[PlannedChange]()
-    wanted = {one.topic: mirror.paused is not (one.topic in mirror.otherwise) for one in topics if is_mirrored(one)}
-    is_paused = {one.topic: one.desired is DesiredState.PAUSED for one in topics if is_mirrored(one)}
+    wanted = {one.topic: mirror.paused is not (one.topic in mirror.otherwise) for one in topics if is_added(one)}
+    is_paused = {one.topic: one.desired is DesiredState.PAUSED for one in topics if is_added(one)}
     if record.paused is not mirror.paused:
         # all topics follow the mirror
-        (early if mirror.paused else late).append(_switch(mirror.paused)(name, None))
+        (early if mirror.paused else late).append(SwitchTopics(name, None, mirror.paused))
         is_paused = dict.fromkeys(is_paused, mirror.paused)
     pausing = tuple(one for one, paused in wanted.items() if paused and not is_paused[one])
     resuming = tuple(one for one, paused in wanted.items() if not paused and is_paused[one])
     if pausing:
-        (late or early).append(PauseTopics(name, pausing))
+        (late or early).append(SwitchTopics(name, pausing, paused=True))
     if resuming:
-        late.append(ResumeTopics(name, resuming))
+        late.append(SwitchTopics(name, resuming, paused=False))
     stopped = {one.topic for one in topics if one.desired is DesiredState.STOPPED}
     if new := tuple(sorted(mirror.otherwise - wanted.keys() - stopped)):
         # topics that this file adds; the verb refuses names that are none
-        late.append(_switch(not mirror.paused)(name, new))
+        late.append(SwitchTopics(name, new, not mirror.paused))
     return early, late
 
 
@@ -298,7 +290,7 @@ def _removed(
     mirror: DeclaredMirror, topics: Iterable[TopicRecord], prune: Prune, found: MirrorDifference
 ) -> Iterator[PlannedChange]:
     declares = _declares(mirror)
-    left = [one.topic for one in topics if not _is_over(one) and not declares(one)]
+    left = [one.topic for one in topics if not is_stopped(one) and not declares(one)]
     named = tuple(one for one in left if one in prune.topics)
     rest = [one for one in left if one not in prune.topics]
     if named:
@@ -314,14 +306,10 @@ def _removed(
         found.notes.append(f"mirror {mirror.name}: not in the file, and mirrored as before: {listed(rest)}")
 
 
-def _is_over(topic: TopicRecord) -> bool:
-    return topic.desired is DesiredState.STOPPED and topic.pending_operation is None
-
-
 def _undeclared(name: str, state: State, prune: Prune, found: MirrorDifference) -> None:
     """Find what is done with a mirror that is stored, or named, and not in the file."""
     topics = state.topics(name)
-    alive = [one.topic for one in topics if not _is_over(one)]
+    alive = [one.topic for one in topics if not is_stopped(one)]
     if name in prune.mirrors:
         found.changes += [StopTopics(name, None)] if alive else []
         found.changes.append(DeleteMirror(name))

@@ -12,7 +12,7 @@ from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
-from kmirror.ops.base.context import Destination, actor, change, now_ms, source_client
+from kmirror.ops.base.context import Destination, change, now_ms, own_event, source_client
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison
@@ -26,7 +26,6 @@ from kmirror.ops.stop.steps import Step
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
 
@@ -36,6 +35,9 @@ def carry_out_plan(run: FailbackRun) -> None:
     plan = run.plan
     if plan.comparisons or plan.deleted or run.progress.is_unfinished:
         run.runner.walk(CUT if plan.cuts else MIRROR, run)
+    if run.runner.acts:
+        # what `add` refuses now comes after changes
+        run.rows = [replace(r, result=Outcome.FAILED) if r.result is Outcome.REFUSED else r for r in run.rows]
     run.rows += [already_mirrored_row(name) for name in plan.mirrored]
 
 
@@ -68,7 +70,7 @@ def _record_mirror(run: FailbackRun) -> str:
         if state.mirror(record.name) == record:
             return Changes()
         details = {"sourceClusterId": record.source_cluster_id, "settings": dict(record.settings)}
-        event = Event(now_ms(), record.name, "failback", actor(), "MIRROR", details)
+        event = own_event(record.name, "failback", "MIRROR", details)
         return Changes((record,), (), (event,))
 
     change(run.destination, record.name, decide)
@@ -139,7 +141,7 @@ def _adopt(run: FailbackRun) -> str:
         if row.reason is Reason.DESTINATION_WRITTEN:
             run.attempt(one.topic, partial(_record_difference, run, one))
             hint = "run the same command again: it finds the fork there and shows the records after it"
-            row = replace(row, result=Outcome.FAILED, hint=hint)
+            row = replace(row, hint=hint)
         run.rows.append(row)
     return "adopted"
 

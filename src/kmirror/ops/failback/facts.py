@@ -14,6 +14,8 @@ from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.topics.log_dirs import partition_sizes
+from kmirror.cluster.topics.message_formats import OLD_TOPIC_HINT, TOPIC_FORMAT, refused_formats
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import command_line, option
 from kmirror.engine.bulk.ranges import bytes_per_offset
 from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
@@ -116,7 +118,7 @@ def chosen_topics(
     """
     if primary.topics is not None:
         chosen = select_topics(primary.topics, topics, f"of mirror {mirror} on the new primary")
-        going = [topic.topic for topic in chosen if not is_stopped(primary.state, topic)]
+        going = [topic.topic for topic in chosen if not is_stopped(topic)]
         if going:
             raise RefusedError(
                 f"{_some(going)}: not stopped on the new primary, which still mirrors it from here",
@@ -125,16 +127,33 @@ def chosen_topics(
         names = [topic.topic for topic in chosen]
     else:
         names = _named(destination, primary, topics, mirror)
-    own = destination.state()
-    for name in names:
-        for state, where in ((own, "here"), (primary.state, "on the new primary")):
-            owner = owner_of(state, name, mirror)
-            if owner is not None:
-                raise RefusedError(
-                    f"{name} is a mirror topic of mirror {owner} {where}",
-                    "stop it there first; or exclude it with --topics",
-                )
+    require_not_owned(destination.state(), names, mirror, "here")
+    require_not_owned(primary.state, names, mirror, "on the new primary")
     return names
+
+
+def require_not_owned(state: State, topics: Sequence[str], mirror: str, where: str) -> None:
+    """Refuse topics that belong to another mirror. Raises RefusedError."""
+    for name in topics:
+        owner = owner_of(state, name, mirror)
+        if owner is not None:
+            raise RefusedError(
+                f"{name} is a mirror topic of mirror {owner} {where}",
+                "stop it there first; or exclude it with --topics",
+            )
+
+
+def require_takes_copies(destination: Destination, topics: Sequence[str], where: str) -> None:
+    """Refuse topics that are set to an old message format, in which brokers store no copy. Raises RefusedError."""
+    settings = topic_settings(destination.client, topics, [TOPIC_FORMAT]) if topics else {}
+    known = {topic: own for topic, own in settings.items() if not isinstance(own, int)}
+    if refused := refused_formats(destination.client, known):
+        named = _some([f"{topic} has {TOPIC_FORMAT}={value}" for topic, value in sorted(refused.items())])
+        raise RefusedError(
+            f"{named} {where}: copied batches are refused below 0.11",
+            f"{OLD_TOPIC_HINT}; or exclude it with --topics",
+            Reason.RECORD_REJECTED,
+        )
 
 
 def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector | None, mirror: str) -> list[str]:
@@ -243,7 +262,7 @@ def compare_topics(
         for topic_partition, one in logs.items()
         if topic_partition.partition in pairs[topic_partition.topic][1].partitions
     ]
-    forks = _forks(destination, primary, both, differences, bulk, watch)
+    forks = forks_of(destination, primary.properties, both, bulk, watch)
     counted_records = _count(destination, list(logs.values()), forks, bulk, watch)
     comparisons = []
     for name in topics:
@@ -294,9 +313,9 @@ def _logs(
         for topic_partition in ours
         if topic_partition.partition in pairs[topic_partition.topic][1].partitions
     ]
-    starts, ends = _bounds(destination.client, ours, "here")
+    starts, ends = bounds_of(destination.client, ours, "here")
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
-        there_starts, there_ends = _bounds(primary.client, both, "at the new primary")
+        there_starts, there_ends = bounds_of(primary.client, both, "at the new primary")
     logs = {}
     for topic_partition in ours:
         known = stored.get(topic_partition)
@@ -313,10 +332,10 @@ def _logs(
     return logs
 
 
-def _bounds(
+def bounds_of(
     client: ClusterClient, partitions: Sequence[TopicPartition], where: str
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return log starts and last stable offsets."""
+    """Return log starts and last stable offsets. Raises UnreachableError, which says `where`, if one is unknown."""
     starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
     ends = client.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True)
     found: tuple[dict[TopicPartition, int], dict[TopicPartition, int]] = ({}, {})
@@ -332,20 +351,21 @@ def _bounds(
     return found
 
 
-def _forks(
-    destination: Destination,
-    primary: NewPrimary,
-    logs: Sequence[Logs],
-    differences: Mapping[TopicPartition, int],
-    bulk: Bulk,
-    watch: Watch,
+def forks_of(
+    destination: Destination, properties: Mapping[str, str], logs: Sequence[Logs], bulk: Bulk, watch: Watch
 ) -> dict[TopicPartition, Fork]:
+    """Find the forks of partitions that both clusters have; `properties` are how to reach the new primary.
+
+    Raises:
+        RefusedError: a log cannot be compared.
+        UnreachableError: a cluster does not answer.
+    """
     questions = [
         ForkQuestion(
             one.topic_partition,
             one.topic_partition,
             LogEnds(one.there_start, one.there_end, one.here_start, one.here_end),
-            differences.get(one.topic_partition, one.last_mirrored_offset),
+            one.last_mirrored_offset if one.differs_at is None else one.differs_at,
         )
         for one in logs
     ]
@@ -353,7 +373,7 @@ def _forks(
     runner = bulk.runner(where)
     found = {}
     with Meter(watch, f"searching for the forks {bulk.place(where)}", "partition", len(questions)) as meter:
-        for answer in find_forks(runner, "forks", questions, primary.properties, destination.properties, meter):
+        for answer in find_forks(runner, "forks", questions, properties, destination.properties, meter):
             partition = answer.question.destination
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"

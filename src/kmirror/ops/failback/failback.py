@@ -14,20 +14,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from kmirror.errors import ExitCode, RefusedError, UsageError
+from kmirror.errors import RefusedError, UsageError
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, now_ms, source_client
 from kmirror.ops.base.evidence import evidence_of
-from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.base.trust_checks import require_usable_once_stored
-from kmirror.ops.base.versions import Role, require_supported
+from kmirror.ops.base.versions import Role, require_supported, require_topic_ids_in_logs
 from kmirror.ops.failback.carry_out import carry_out_plan
 from kmirror.ops.failback.facts import new_primary
 from kmirror.ops.failback.plan import FailbackRequest, Strategy, make_plan, mirror_for
 from kmirror.ops.failback.progress import FAILBACK, Progress
 from kmirror.ops.failback.steps import FailbackRun
 from kmirror.ops.mirrors.create import check_name, checked_properties, source_cluster_id
+from kmirror.ops.rights.own_rights import record_warnings
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
 from kmirror.settings.parsing import parse_settings, stored_settings
@@ -78,6 +79,8 @@ def failback(
         )
     require_usable_once_stored(source)
     require_supported(destination.client, "the old source", Role.DESTINATION)
+    if request.strategy is Strategy.OFFLINE:
+        require_topic_ids_in_logs(destination.client)
     cluster_id = source_cluster_id(destination, source)
     with ExitStack() as stack:
         client = stack.enter_context(source_client(source))
@@ -105,12 +108,13 @@ def failback(
                 warnings = (*warnings, f"without further options it would stop here: {refusal.message}")
             else:
                 carry_out_plan(run)
+            warnings = (*warnings, *record_warnings(destination))
             failed = [row for row in run.rows if row.result not in (Outcome.DONE, Outcome.NOOP)]
             rows = sorted_rows([*plan.rows(), *failed])
             return ended(VerbResult.of(FAILBACK, name, rows, dry_run=True, warnings=warnings))
         if refusal is not None:
-            shown, error = tuple(sorted_rows(plan.refused_rows())), ErrorInfo.of(refusal)
-            return ended(VerbResult(FAILBACK, name, False, ExitCode.REFUSED, shown, (), error, warnings))
+            refused = VerbResult.failed(FAILBACK, name, refusal)
+            return ended(replace(refused, results=tuple(sorted_rows(plan.refused_rows())), warnings=warnings))
         preview = FailbackPreview(
             f"{cluster_id} at {source.get('bootstrap.servers', '-')}",
             f"{destination.cluster_id} at {destination.bootstrap_server}",

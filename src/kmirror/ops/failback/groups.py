@@ -22,7 +22,7 @@ from kmirror.errors import TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.ops.groups.restore import CommittedOffsets, known_committed
+from kmirror.ops.groups.restore import CommittedOffsets, OffsetsByGroup, committed_offsets, known_committed
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
 from kmirror.state.snapshot import Changes, State
@@ -32,9 +32,6 @@ from kmirror.words import visible
 _PAUSE_S = 0.2
 #: How long to wait for groups that are assigning partitions: until then no member reports any.
 _REBALANCE_S = 10.0
-
-#: Committed offsets of one topic as they are stored, by group and partition.
-StoredOffsets = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +80,6 @@ def _is_known(described: DescribedGroup | None) -> bool:
     return described is not None and bool(described.members or described.topics)
 
 
-def committed_offsets(destination: Destination, topics: Collection[str]) -> CommittedOffsets:
-    """Return what groups have committed for these topics; groups without any are omitted.
-
-    Raises UnreachableError: the cluster does not answer, or refuses to describe a group.
-    """
-    groups = ClusterGroups(destination.client)
-    kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
-    found = {
-        group: {partition: one for partition, one in offsets.items() if partition.topic in topics}
-        for group, offsets in known_committed(groups, kinds).items()
-    }
-    return {group: offsets for group, offsets in found.items() if offsets}
-
-
 def adopt_offsets(
     destination: Destination, mirror: str, settings: Settings, limits: Mapping[TopicPartition, int]
 ) -> list[GroupResult]:
@@ -104,7 +87,7 @@ def adopt_offsets(
 
     Raises UnreachableError: the cluster does not answer.
     """
-    present = committed_offsets(destination, {partition.topic for partition in limits})
+    present = committed_offsets(destination.client, {partition.topic for partition in limits})
     wanted = {
         group: {
             partition: one._replace(offset=min(one.offset, limits[partition]))
@@ -121,14 +104,14 @@ def restore_offsets(
     mirror: str,
     settings: Settings,
     topic: str,
-    before: StoredOffsets,
+    before: OffsetsByGroup,
     limits: Mapping[TopicPartition, int],
 ) -> list[GroupResult]:
     """Commit again what groups had committed for a deleted topic, where nothing is committed yet.
 
     Raises UnreachableError: the cluster does not answer.
     """
-    present = committed_offsets(destination, {topic})
+    present = committed_offsets(destination.client, {topic})
     wanted: CommittedOffsets = {}
     for group, offsets in before.items():
         partitions = {TopicPartition(topic, p): offset for p, offset in offsets.items()}

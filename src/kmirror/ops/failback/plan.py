@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.columns import document
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
-from kmirror.ops.base.divergence import FORK, Divergence, KnownFork
-from kmirror.ops.base.gone import not_described
+from kmirror.ops.base.divergence import Divergence, KnownFork
+from kmirror.ops.base.gone import described_topic
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.failback.facts import (
     NewPrimary,
@@ -26,14 +23,16 @@ from kmirror.ops.failback.facts import (
     chosen_topics,
     compare_topics,
     partitions_of,
+    require_takes_copies,
     require_unused,
 )
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import DesiredState, MirrorRecord
+from kmirror.state.engine_identity import living_engine
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.status.observed import is_gone
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
@@ -139,7 +138,7 @@ class Plan:
             for row in self.rows()
         ]
 
-    def forks(self) -> list[dict[str, Any]]:
+    def forks(self) -> list[KnownFork]:
         """Return the forks, for the evidence."""
         recreates = self.request.strategy is Strategy.RECREATE
         return [
@@ -148,13 +147,13 @@ class Plan:
             for divergence in one.divergences
         ]
 
-    def _fork(self, divergence: Divergence, *, recreates: bool) -> dict[str, Any]:
+    def _fork(self, divergence: Divergence, *, recreates: bool) -> KnownFork:
         logs = divergence.logs
         all_offsets = logs.there_end - logs.there_start
         offsets = all_offsets if recreates else divergence.offsets_to_copy
         size = self.sizes.get(divergence.topic_partition)
         to_copy = None if size is None else size * offsets // all_offsets if all_offsets else 0
-        return document(FORK, KnownFork(divergence, offsets, to_copy))
+        return KnownFork(divergence, offsets, to_copy)
 
 
 def mirror_for(
@@ -164,10 +163,12 @@ def mirror_for(
     source: Mapping[str, str],
     settings: Mapping[str, str],
     cluster_id: str,
+    where: str = "here",
 ) -> MirrorRecord:
     """Return the mirror's record to store: of the new primary, under the name that it has there.
 
-    An existing record of the same source keeps the settings that the file does not name.
+    An existing record of the same source keeps the settings that the file does not name. `where` is what the old source
+    is called in the message.
 
     Raises RefusedError: the existing mirror has another source, and a topic that is not stopped or a running engine.
     """
@@ -176,16 +177,16 @@ def mirror_for(
         state.require_readable(name)
         return MirrorRecord(name, dict(source), dict(settings), cluster_id, actor(), now_ms())
     here = destination.client.metadata([topic.topic for topic in state.topics(name)]).topics
-    going = [t.topic for t in state.topics(name) if not is_stopped(state, t) and not is_gone(t, here.get(t.topic))]
+    going = [t.topic for t in state.topics(name) if not is_stopped(t) and not is_gone(t, here.get(t.topic))]
     if found.source_cluster_id == cluster_id:
         merged = {**found.settings, **settings}
         resumes = found.discovery_ended and bool(going)
         paused = found.paused and bool(going)
         return replace(found, source=dict(source), settings=merged, discovery_ended=resumes, paused=paused)
-    if going or engine_in_charge(state, name, now_ms()) is not None:
+    if going or living_engine(destination.store, state.engine(name), DEFAULT_TIMEOUT_S) is not None:
         what = f"and {going[0]} is not stopped" if going else "and an engine runs for it"
         raise RefusedError(
-            f"mirror {name} here mirrors cluster {found.source_cluster_id}, {what}",
+            f"mirror {name} {where} mirrors cluster {found.source_cluster_id}, {what}",
             "stop it first, or fail back with the mirror's name on the new primary",
         )
     return replace(
@@ -216,7 +217,7 @@ def make_plan(
     names = chosen_topics(destination, primary, request.mirror, request.topics)
     works = progress.load(state, names)
     mirrored = [n for n in names if n not in works and _is_mirrored(state, request.mirror, n, primary.cluster_id)]
-    deleted = [name for name in names if name in works and _is_deleted(destination, works[name])]
+    deleted = [n for n in names if n in works and _is_deleted(destination, works[n], state.topic(request.mirror, n))]
     rest = [name for name in names if name not in mirrored and name not in deleted]
     found = destination.client.metadata(rest).topics
     with Meter(watch, "watching whether the old source is still in use"):
@@ -228,6 +229,8 @@ def make_plan(
         if name in found and found[name].printed_topic_id == work.topic_id
     }
     comparisons, warnings = compare_topics(destination, primary, request.mirror, rest, differences, bulk, watch)
+    kept = [one for one in comparisons if not one.diverges or request.strategy is Strategy.OFFLINE]
+    require_takes_copies(destination, [one.topic for one in kept if one.here is not None], "here")
     sizes: Mapping[TopicPartition, int] = {}
     if rest:
         with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
@@ -241,20 +244,21 @@ def make_plan(
     return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, tuple(warnings))
 
 
-def _is_deleted(destination: Destination, work: TopicWork) -> bool:
-    """Return whether a topic was deleted after it was archived, whether or not that was recorded."""
-    return work.step is TopicStep.CREATE or (work.step is TopicStep.SAVED and not is_there(destination.client, work))
+def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | None) -> bool:
+    """Return whether a topic was deleted after it was archived, and is now to be created, or `made` was.
 
-
-def is_there(client: ClusterClient, work: TopicWork) -> bool:
-    """Return whether the topic still exists; another one of its name, created later, does not count.
-
-    Raises KmirrorError: the brokers do not say.
+    One that another client has created since, and written to, is compared like any other.
     """
-    found = client.metadata([work.topic]).topics[work.topic]
-    if found.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
-        raise not_described(found)
-    return not found.error_code and found.printed_topic_id == work.topic_id
+    if work.step not in (TopicStep.CREATE, TopicStep.SAVED):
+        return False
+    found = described_topic(destination.client, work.topic)
+    if found is None:
+        return True
+    if found.printed_topic_id == work.topic_id:
+        return False
+    is_ours = made is not None and made.destination_topic_id == found.printed_topic_id
+    ends = destination.client.list_offsets(dict.fromkeys(partitions_of([found]), LATEST), log_end=True)
+    return is_ours or all(end.offset == 0 for end in ends.values())
 
 
 def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:

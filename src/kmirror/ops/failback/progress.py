@@ -12,7 +12,7 @@ from typing import Any
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.archive.archiving import Proof
 from kmirror.errors import Reason, RefusedError
-from kmirror.ops.base.context import Destination, actor, change, now_ms
+from kmirror.ops.base.context import Destination, actor, change, now_ms, own_event
 from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.stored import UNREADABLE, dump, load, read
@@ -103,7 +103,7 @@ class Workflow:
             began = found.began_ms if found else now_ms()
             record = WorkflowRecord(self._mirror, self._name, step, actor(), began, now_ms(), facts)
             result = resumed if found and resumed else step
-            return Changes((record,), (), (Event(now_ms(), self._mirror, self._name, actor(), result, facts),))
+            return Changes((record,), (), (own_event(self._mirror, self._name, result, facts),))
 
         change(self._destination, self._mirror, decide)
 
@@ -112,7 +112,7 @@ class Workflow:
 
         def decide(state: State) -> Changes:
             found = state.workflow(self._mirror, self._name)
-            event = Event(now_ms(), self._mirror, self._name, actor(), outcome, details)
+            event = own_event(self._mirror, self._name, outcome, details)
             if found is None:
                 return Changes((), (), (event,))
             if is_over:

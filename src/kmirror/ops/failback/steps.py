@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kmirror.cluster.client import LATEST
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name
@@ -23,11 +21,13 @@ from kmirror.ops.add.topic_admin import create_archive, delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
+from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import restore_offsets
-from kmirror.ops.failback.plan import Plan, is_there, rows_of
+from kmirror.ops.failback.plan import Plan, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
+from kmirror.ops.failback.recheck import require_copied, require_untouched
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.settings.parsing import stored_settings
@@ -128,10 +128,10 @@ def _plan_archive(topic: Topic) -> None:
         return
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
-    differs = known.differs if known is not None else {}
+    differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
     topic_id, limits = settled(found.here, "the topic's id").printed_topic_id, _limits(found)
     topic.planned = TopicWork(
-        found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, differs=differs
+        found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, groups, differs=differs
     )
 
 
@@ -170,8 +170,9 @@ def _limits(found: TopicComparison) -> dict[int, int]:
 def _save(topic: Topic) -> str:
     run, work = topic.run, topic.work
     records = _archive(topic, work.archive) if work.archive else 0
-    _require_untouched(run.destination, work)
-    groups = committed_on(run.destination.client, work.topic)
+    require_untouched(run.destination, work)
+    # brokers have forgotten those of a topic that was deleted before, and another client created again
+    groups = {**work.groups, **committed_on(run.destination.client, work.topic)}
     topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
     return "saved"
 
@@ -206,30 +207,14 @@ def _archive(topic: Topic, archive: str) -> int:
     return count
 
 
-def _require_untouched(destination: Destination, work: TopicWork) -> None:
-    """Refuse to continue with a topic that a client wrote to since the plan was made. Raises RefusedError."""
-    topic_partitions = [TopicPartition(work.topic, p) for p in work.ends]
-    ends = destination.client.list_offsets(dict.fromkeys(topic_partitions, LATEST), log_end=True)
-    moved = [
-        topic_partition
-        for topic_partition in topic_partitions
-        if ends[topic_partition].offset != work.ends[topic_partition.partition]
-    ]
-    if moved:
-        raise RefusedError(
-            f"another client wrote to {moved[0]}: it ended at {work.ends[moved[0].partition]}, and ends at "
-            f"{ends[moved[0]].offset} now",
-            "stop the producers and run the same command again",
-        )
-
-
 def _delete(topic: Topic) -> str:
     run, client, work = topic.run, topic.run.destination.client, topic.work
-    if is_there(client, work):
-        _require_untouched(run.destination, work)
+    if is_there(client, work.topic, work.topic_id):
+        require_copied(run.destination, run.mirror, topic.comparison, run.bulk, run.watch)
+        require_untouched(run.destination, work)
         topic_id = settled(work.topic_id, "the id of the topic to delete")
         with Meter(run.watch, f"deleting {run.named(work.topic)}"):
-            delete_topic(client, work.topic, topic_id, lambda: is_there(client, work))
+            delete_topic(client, work.topic, topic_id)
     return "gone"
 
 
@@ -266,7 +251,7 @@ def _restore_groups(topic: Topic) -> str:
 
 def _plan_cut(topic: Topic) -> str | None:
     run, work, found = topic.run, topic.work, topic.comparison
-    _require_untouched(run.destination, work)
+    require_untouched(run.destination, work)
     topic_id = settled(work.topic_id, "the id of the topic to cut")
     run.cuts += [
         PlannedCut(

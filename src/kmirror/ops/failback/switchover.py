@@ -10,7 +10,7 @@ The same command, run again, resumes where it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,17 +29,22 @@ from kmirror.ops.base.results import ErrorInfo, VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
+from kmirror.ops.base.versions import Role, require_supported
+from kmirror.ops.failback.facts import require_not_owned, require_takes_copies
 from kmirror.ops.failback.failback import failback
-from kmirror.ops.failback.plan import WATCH_S, FailbackRequest
+from kmirror.ops.failback.plan import WATCH_S, FailbackRequest, mirror_for
 from kmirror.ops.failback.progress import Workflow
 from kmirror.ops.mirrors.create import checked_properties
+from kmirror.ops.rights.own_rights import refusal_of_records
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
+from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord
-from kmirror.words import at_time, counted
+from kmirror.words import address_of, at_time, counted
 
 VERB = "switchover"
 
@@ -87,13 +92,16 @@ def switchover(
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
     chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
-    _require_way_back(destination, mirror, request)
+    _require_way_back(destination, mirror, request, chosen)
     if not dry_run:
         gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
     work = _Switchover(destination, request, mirror, chosen, watcher, stopping, runner, began_ms)
-    runner.walk(SWITCHOVER, work)
-    stopped, returned = work.stopped, work.returned
+    with LeftBehind(mirror, whole=request.topics is None) as left:
+        runner.walk(SWITCHOVER, work)
+        stopped, returned = work.stopped, work.returned
+        warnings = (*stopped.result.warnings, *left.warnings(destination.state))
+        stopped = replace(stopped, result=replace(stopped.result, warnings=warnings))
     if returned is None:
         # topics that are stopped stay so, and are reversed once the others are ready as well
         result = replace(stopped.result, verb=VERB, steps=runner.done)
@@ -157,8 +165,8 @@ class _Switchover:
     def record_writable(self) -> None:
         """Record and show that this cluster takes writes."""
         since_ms = now_ms()
-        host, port = self.destination.config.bootstrap_servers[0]
-        writable = f"{host}:{port} takes writes now, since {at_time(since_ms)}: start clients of"
+        address = address_of(*self.destination.config.bootstrap_servers[0])
+        writable = f"{address} takes writes now, since {at_time(since_ms)}: start clients of"
         line = f"{writable} {counted(len(self.topics), 'topic')} here; what follows prepares the way back"
         self.watcher(PromoteView((since_ms - self.began_ms) / 1000, lines=(line,)))
         self.progress.begin(_RETURN, {**self.facts, "writableSinceMs": since_ms})
@@ -205,9 +213,16 @@ SWITCHOVER: tuple[Step[_Switchover], ...] = (
 )
 
 
-def _require_way_back(destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest) -> None:
+def _require_way_back(
+    destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest, topics: Sequence[str]
+) -> None:
     """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known."""
-    back, _ = checked_properties(request.properties)
+    back, settings = checked_properties(request.properties)
+    if prefix := stored_settings(mirror.settings).topic_prefix or parse_settings(settings).topic_prefix:
+        raise RefusedError(
+            f"topic.prefix={prefix}: the topics have different names on the old source, which cannot mirror them back",
+            "stop them with `kmirror promote`; for the way back create a separate mirror there with `kmirror create`",
+        )
     require_usable_once_stored(back)
     with source_client(back) as client:
         found = cluster_id_of(client)
@@ -219,6 +234,13 @@ def _require_way_back(destination: Destination, mirror: MirrorRecord, request: S
         )
     with Destination.open(mirror.source) as old:
         require_same_cluster(mirror.source_cluster_id, old.cluster_id)
+        require_supported(old.client, "the old source", Role.DESTINATION)
+        if refusal := refusal_of_records(old, "the old source"):
+            raise refusal
+        state = old.state()
+        mirror_for(old, state, mirror.name, back, settings, found, "on the old source")
+        require_not_owned(state, topics, mirror.name, "on the old source")
+        require_takes_copies(old, topics, "on the old source")
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
@@ -243,5 +265,14 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         error = ErrorInfo(code, message, hint, error.reason)
         outcome = Outcome.TIMED_OUT if code == ExitCode.TIMED_OUT else Outcome.FAILED
         rows = (*rows, TopicResult(None, None, outcome, message, error.reason, hint=hint))
-    done = VerbResult(VERB, mirror, False, code, tuple(rows), tuple(groups), error, tuple(warnings))
-    return replace(done, blocked=stopped.blocked)
+    return VerbResult(
+        verb=VERB,
+        mirror=mirror,
+        dry_run=False,
+        exit_code=code,
+        results=rows,
+        groups=groups,
+        blocked=stopped.blocked,
+        error=error,
+        warnings=warnings,
+    )

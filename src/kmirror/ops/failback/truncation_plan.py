@@ -9,12 +9,27 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
 from kmirror.cluster.protocol.wire import parse_topic_id
-from kmirror.columns import COUNT, END, OFFSET, TEXT, TIME, Column, Only, Type, document, list_of, object_of
+from kmirror.columns import (
+    COUNT,
+    END,
+    OFFSET,
+    TEXT,
+    TIME,
+    Column,
+    Only,
+    Type,
+    columns_of,
+    document,
+    list_of,
+    object_of,
+    shown,
+    table_row,
+)
 from kmirror.errors import UsageError
 from kmirror.files import replace_file
 from kmirror.offline.survey import PlannedCut
@@ -22,26 +37,6 @@ from kmirror.offline.survey import PlannedCut
 _VERSION = 1
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _HINT = "use the file as written by `kmirror failback --offline --plan FILE`"
-
-
-@dataclass(frozen=True, slots=True)
-class TruncationPlan:
-    """Which logs of a cluster to cut, for which `mirror`; `created_at_ms` in epoch milliseconds."""
-
-    cluster_id: str
-    mirror: str
-    created_at_ms: int
-    partitions: tuple[PlannedCut, ...]
-
-    @property
-    def digest(self) -> str:
-        """A checksum of cluster, topics and offsets: the same for plans of the same cuts."""
-        cuts = sorted((cut.topic, cut.topic_id, cut.partition, cut.cut_offset) for cut in self.partitions)
-        return hashlib.sha256(json.dumps([self.cluster_id, cuts]).encode()).hexdigest()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as written to its file."""
-        return document(PLAN, self)
 
 
 _CUT: tuple[Column[PlannedCut], ...] = (
@@ -57,24 +52,38 @@ _CUT: tuple[Column[PlannedCut], ...] = (
         only=Only("partitions of which it is known", lambda cut: cut.expected_log_end is not None),
     ),
 )
+
+
+@table_row(kw_only=False)
+class TruncationPlan:
+    """Which logs of a cluster to cut, for which `mirror`; `created_at_ms` in epoch milliseconds."""
+
+    cluster_id: str = shown(TEXT, "id of the cluster whose logs are cut")
+    mirror: str = shown(TEXT, "the mirror it is for")
+    created_at_ms: int = shown(TIME, "when the plan was made", key="createdAt")
+    partitions: tuple[PlannedCut, ...] = shown(list_of(object_of(_CUT)), "the partitions to cut")
+
+    @property
+    def digest(self) -> str:
+        """A checksum of cluster, topics and offsets: the same for plans of the same cuts."""
+        cuts = sorted((cut.topic, cut.topic_id, cut.partition, cut.cut_offset) for cut in self.partitions)
+        return hashlib.sha256(json.dumps([self.cluster_id, cuts]).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as written to its file."""
+        return document(PLAN, self)
+
+
 PLAN: tuple[Column[TruncationPlan], ...] = (
     Column("version", Type("integer", "plan version", codes=(_VERSION,)), "version of the format", lambda _: _VERSION),
-    Column("clusterId", TEXT, "id of the cluster whose logs are cut", lambda plan: plan.cluster_id),
-    Column("mirror", TEXT, "the mirror it is for", lambda plan: plan.mirror),
-    Column("createdAt", TIME, "when the plan was made", lambda plan: plan.created_at_ms),
-    Column(
-        "partitions",
-        list_of(object_of(_CUT)),
-        "the partitions to cut",
-        lambda plan: [document(_CUT, cut) for cut in plan.partitions],
-    ),
+    *columns_of(TruncationPlan),
 )
 
 
 def read_plan(path: str | Path) -> TruncationPlan:
     """Read and validate a plan. Raises UsageError: the file cannot be read, or is not a plan; says where."""
     try:
-        stored = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        stored = json.loads(read_file(Path(path).expanduser(), MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise UsageError(f"--plan: cannot read {path}: {error.strerror}", _HINT) from None
     except (ValueError, RecursionError) as error:

@@ -108,11 +108,12 @@ def carry_out(
     refusals: Refusals,
     *,
     may_note: bool = True,
+    noted: GroupsRecord | None = None,
 ) -> CommitResult:
     """Record the offsets of plans, and commit them.
 
     `allowed` returns the topics that may be changed in a state. `refusals` is updated. With `may_note` it is stored
-    about once a minute that all groups were checked.
+    about once a minute that all groups were checked; `noted` is what is stored of that.
 
     Raises:
         KmirrorError: as `ops.base.context.change`, and nothing was committed; or the destination stopped answering.
@@ -148,7 +149,6 @@ def carry_out(
 
     results: list[GroupResult] = []
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        noted = destination.state().groups_checked(mirror)
         is_due = may_note and (noted is None or now_ms() - noted.time_ms >= _NOTE_MS)
         if not is_due and not any(_is_news(plan, refusals.reasons.get(plan.group)) for plan in plans):
             return CommitResult([], [])

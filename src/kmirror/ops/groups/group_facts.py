@@ -9,7 +9,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.groups.cluster_groups import NON_EMPTY_GROUP, UNKNOWN_MEMBER_ID, UNSUPPORTED_VERSION, ClusterGroups
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind, ListedGroup
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import HISTORY_REASONS, Reason
 from kmirror.ops.base.context import naming_cluster, require_same_cluster
 from kmirror.settings.table import Settings
@@ -230,11 +230,18 @@ def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict
     return found
 
 
-def log_bounds(client: ClusterClient, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-    """Return log start and true log end of partitions; unknown ones are left out."""
+def log_bounds(
+    client: ClusterClient,
+    partitions: Collection[TopicPartition],
+    metadata: ClusterMetadata | None = None,
+    timeout: float | None = None,
+) -> dict[TopicPartition, Bounds]:
+    """Return log start and high watermark of partitions, without unknown ones; give `metadata` if it was just read."""
     if not partitions:
         return {}
-    starts, ends = client.look_up_offsets(partitions, (Lookup(EARLIEST), Lookup(LATEST, log_end=True)))
+    starts, ends = client.look_up_offsets(
+        partitions, (Lookup(EARLIEST), Lookup(LATEST)), metadata=metadata, timeout=timeout
+    )
     return {
         partition: (start, end)
         for partition in partitions

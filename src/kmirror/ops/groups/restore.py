@@ -6,7 +6,7 @@ groups meant records that are in the archive now, so for them only the start of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
@@ -24,7 +24,7 @@ from kmirror.state.snapshot import State
 from kmirror.sync.group_changes import Bounds, GroupPlan, MirroredTopics, OffsetPlan, clamped
 from kmirror.words import visible
 
-#: By group, then by partition.
+#: Committed offsets of one topic as they are stored, by group, then by partition.
 OffsetsByGroup = Mapping[str, Mapping[int, int]]
 CommittedOffsets = dict[str, dict[TopicPartition, Committed]]
 
@@ -43,8 +43,8 @@ def known_committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Co
     return found
 
 
-def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]:
-    """Return the committed offsets of all groups visible to us, for a topic.
+def committed_offsets(client: ClusterClient, topics: Collection[str]) -> CommittedOffsets:
+    """Return what the groups visible to us have committed for these topics; groups without any are omitted.
 
     Raises:
         UnreachableError: the cluster does not answer, or does not return a group's offsets.
@@ -53,10 +53,16 @@ def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]
     groups = ClusterGroups(client)
     kinds = {name: one.kind for name, one in groups.listed().items() if one.kind is not GroupKind.OTHER}
     found = {
-        group: {at.partition: one.offset for at, one in offsets.items() if at.topic == topic}
+        group: {at: one for at, one in offsets.items() if at.topic in topics}
         for group, offsets in known_committed(groups, kinds).items()
     }
     return {group: offsets for group, offsets in found.items() if offsets}
+
+
+def committed_on(client: ClusterClient, topic: str) -> dict[str, dict[int, int]]:
+    """Return the committed offsets of one topic, by group and partition; raises as `committed_offsets`."""
+    found = committed_offsets(client, {topic})
+    return {group: {at.partition: one.offset for at, one in offsets.items()} for group, offsets in found.items()}
 
 
 def restore_offsets(

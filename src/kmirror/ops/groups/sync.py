@@ -72,6 +72,10 @@ class GroupSyncJob:
         """Return the time between two syncs, in seconds."""
         return float(settings.sync_group_offsets_interval_seconds)
 
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.sync_group_offsets_enabled
+
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Sync once. Raises KmirrorError or OutcomeUnknown; the next run does what was not done."""
         if not view.settings.sync_group_offsets_enabled:
@@ -85,10 +89,7 @@ class GroupSyncJob:
     def _run(self, view: JobView) -> list[JobEvent]:
         if self._source is not None and self._source[0] != view.mirror.source:
             self.close()
-        if self._here is None:
-            opened = self._stack.enter_context(JobDestination.open(self._properties, cluster_id=self._cluster_id))
-            self._here = (opened, ClusterGroups(opened.client))
-        destination, here = self._here
+        destination, _ = self._open_here()
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             self._renewals.read(destination.client, boottime())
         state = destination.state()
@@ -98,28 +99,19 @@ class GroupSyncJob:
             source = self._open_source(view.mirror)
             found = read_source_groups(source, state, record, settings, topics, whole=False)
         except (KmirrorError, OutcomeUnknown):
-            self._commit(destination, here, SourceGroups({}, topics), state, settings, may_note=False)
+            self._commit(SourceGroups({}, topics), state, settings, may_note=False)
             raise
-        carried = self._commit(destination, here, found, state, settings, may_note=True)
+        carried = self._commit(found, state, settings, may_note=True)
         events = _skip_events(self._mirror, carried.newly_skipped)
-        events += self._drop(destination, here, found, state, settings)
+        events += self._drop(found, state, settings)
         if found.unreadable and found.unreadable != self._unreadable:
             events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
         return events
 
-    def _commit(
-        self,
-        destination: Destination,
-        here: ClusterGroups,
-        found: SourceGroups,
-        state: State,
-        settings: Settings,
-        *,
-        may_note: bool,
-    ) -> CommitResult:
+    def _commit(self, found: SourceGroups, state: State, settings: Settings, *, may_note: bool) -> CommitResult:
         """Commit what follows from the source, and what would expire at the destination or has vanished there."""
-        began = boottime()
+        began, (destination, here) = boottime(), self._open_here()
         is_due = partial(self._renewals.is_due, now=began)
         longest = self._refusals.longest_metadata
         plans = plan_groups(found, here, state, self._mirror, settings, is_due=is_due, longest_metadata=longest)
@@ -132,6 +124,7 @@ class GroupSyncJob:
             lambda now: mirrored_topics(now, self._mirror),
             self._refusals,
             may_note=may_note,
+            noted=state.groups_checked(self._mirror),
         )
         undone = {one.group for one in carried.results if one.result is not Outcome.DONE}
         renewed = {
@@ -142,9 +135,7 @@ class GroupSyncJob:
         self._renewals.note(renewed - undone, {plan.destination_group for plan in plans}, began)
         return carried
 
-    def _drop(
-        self, destination: Destination, here: ClusterGroups, found: SourceGroups, state: State, settings: Settings
-    ) -> list[JobEvent]:
+    def _drop(self, found: SourceGroups, state: State, settings: Settings) -> list[JobEvent]:
         """Delete what the source does not have any more, if it was seen to have it; no longer keep the rest of it.
 
         Nothing is dropped if the source has no offset at all: it may have lost them.
@@ -169,6 +160,7 @@ class GroupSyncJob:
 
         if not dropped:
             return []
+        destination, here = self._open_here()
         change(destination, self._mirror, decide)
         self._absences.forget((group, at) for group, partitions in by_group.items() for at in partitions)
         events = []
@@ -192,6 +184,12 @@ class GroupSyncJob:
         self._here = self._source = None
         self._refusals.longest_metadata = None  # brokers that were restarted may have another limit
         self._stack.close()
+
+    def _open_here(self) -> tuple[Destination, ClusterGroups]:
+        if self._here is None:
+            opened = self._stack.enter_context(JobDestination.open(self._properties, cluster_id=self._cluster_id))
+            self._here = (opened, ClusterGroups(opened.client))
+        return self._here
 
     def _open_source(self, mirror: MirrorRecord) -> ClusterGroups:
         if self._source is None:
@@ -279,7 +277,13 @@ def final_sync(
             if is_coming:
                 client.pause(_ATTEMPT)
             carried = carry_out(
-                destination, here, mirror, pending, lambda now: mirrored_topics(now, mirror, topics), refusals
+                destination,
+                here,
+                mirror,
+                pending,
+                lambda now: mirrored_topics(now, mirror, topics),
+                refusals,
+                noted=state.groups_checked(mirror),
             )
             set_here |= {
                 (one.group, TopicPartition(one.topic, one.partition))

@@ -13,8 +13,9 @@ verified to be complete.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
@@ -39,15 +40,17 @@ from kmirror.ops.base.context import (
     change,
     cluster_id_of,
     now_ms,
+    own_event,
     require_mirror,
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.base.gone import not_described
+from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import (
     PENDING_REBUILD,
     DesiredState,
@@ -60,7 +63,6 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
-from kmirror.state.store import STATE_TOPIC
 from kmirror.state.waiting import Deadline
 from kmirror.sync.setting_changes import SettingsPlan, as_first_source, settings_for, settings_made
 from kmirror.words import counted
@@ -87,10 +89,6 @@ class TopicRebuilder:
         self._mirror = mirror
         self._runtime = runtime
 
-    def _tasks(self) -> SparkTasks:
-        """Return the runner of tasks besides the lanes; one slot stays free for a lane that restarts."""
-        return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
-
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Claim a topic.
 
@@ -115,7 +113,7 @@ class TopicRebuilder:
                     "archive": archive,
                     "sourceTopicId": record.source_topic_id,
                 }
-                event = Event(now_ms(), self._mirror, "rebuild", actor(), "BEGUN", details)
+                event = own_event(self._mirror, "rebuild", "BEGUN", details)
                 return Changes((replace(record, pending_operation=PENDING_REBUILD, rebuild=rebuild),), (), (event,))
 
             change(destination, self._mirror, decide)
@@ -138,73 +136,130 @@ class TopicRebuilder:
             KmirrorError: a step failed; nothing is lost, and it can be called again.
         """
         with Destination.open(self._properties, cluster_id=self._cluster_id) as destination:
-            state = destination.state()
-            mirror = require_mirror(state, self._mirror)
-            with source_client(mirror.source, mirror.source_cluster_id) as source:
-                require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
-                record, rebuild = self._claimed(state, topic)
-                found = _require_topic(source, record.source_topic)
-                if rebuild.step is RebuildStep.ARCHIVE:
-                    rebuild = self._with_ranges(destination, source, found, record, rebuild, mirror.source)
-                    archived = self._archive(destination, record, rebuild, watch)
-                    groups = committed_on(destination.client, topic)
-                    rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
-                    rebuild = self._record(destination, topic, rebuild, {"records": archived, "groups": groups})
-                plan = self._settings(destination, source, mirror, record)
-                made, plan = self._replace(destination, record, len(found.partitions), plan)
-                bounds = _bounds(source, record.source_topic, len(found.partitions), read_committed=True)
-                put, failed = restore_offsets(destination, source, mirror, record, rebuild.groups or {}, bounds)
-                self._complete(destination, topic, found, made, plan, failed, put)
+            try:
+                self._attempt(destination, topic, watch)
+            except UnreachableError:
+                raise
+            except KmirrorError as error:
+                if error.reason is not Reason.FENCED:
+                    self._record_trouble(destination, topic, error)
+                raise
 
-    def _claimed(self, state: State, topic: str) -> tuple[TopicRecord, Rebuild]:
-        record = state.topic(self._mirror, topic)
-        if record is None or record.rebuild is None or record.pending_operation != PENDING_REBUILD:
-            raise RefusedError(f"{topic} is no longer being rebuilt", "check with `kmirror describe`", Reason.FENCED)
-        return record, record.rebuild
+    def _record_trouble(self, destination: Destination, topic: str, error: KmirrorError) -> None:
+        """Record why the rebuild fails, for those who look at the topic."""
+        trouble = f"{error}: {error.hint}" if error.hint else str(error)
 
-    def _record(
-        self, destination: Destination, topic: str, rebuild: Rebuild, details: Mapping[str, object] | None = None
-    ) -> Rebuild:
         def decide(state: State) -> Changes:
-            record, _ = self._claimed(state, topic)
+            record, rebuild = _claimed(state, self._mirror, topic)
+            if rebuild.trouble == trouble:
+                return Changes()
+            return Changes((replace(record, rebuild=replace(rebuild, trouble=trouble)),))
+
+        with suppress(KmirrorError):
+            change(destination, self._mirror, decide)
+
+    def _attempt(self, destination: Destination, topic: str, watch: Watch) -> None:
+        state = destination.state()
+        mirror = require_mirror(state, self._mirror)
+        with source_client(mirror.source, mirror.source_cluster_id) as source:
+            require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
+            record, rebuild = _claimed(state, self._mirror, topic)
+            found = _require_topic(source, record.source_topic)
+            RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
+
+    def _tasks(self) -> SparkTasks:
+        """Return the runner of tasks besides the lanes; one slot stays free for a lane that restarts."""
+        return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildAttempt:
+    """The remaining steps of one topic's rebuild, with both clusters open; `there` is the source topic as it is now."""
+
+    destination: Destination
+    source: ClusterClient
+    mirror: MirrorRecord
+    record: TopicRecord
+    there: TopicMetadata
+    tasks: Callable[[], SparkTasks]
+    watch: Watch
+
+    def carry_out(self, rebuild: Rebuild) -> None:
+        """Do them, from the recorded step on. Raises KmirrorError, as `TopicRebuilder.carry_out`."""
+        client, source, record = self.destination.client, self.source, self.record
+        if rebuild.step is RebuildStep.ARCHIVE:
+            rebuild = self._with_ranges(rebuild)
+            archived = self._archive(rebuild)
+            groups = committed_on(client, record.topic)
+            rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
+            rebuild = self._record(rebuild, {"records": archived, "groups": groups})
+        self._require_archived(rebuild)
+        made, plan = self._replace(self._settings())
+        bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
+        put, failed = restore_offsets(self.destination, source, self.mirror, record, rebuild.groups or {}, bounds)
+        self._complete(made, plan, failed, put)
+
+    def _record(self, rebuild: Rebuild, details: Mapping[str, object] | None = None) -> Rebuild:
+        topic, mirror = self.record.topic, self.mirror.name
+
+        rebuild = replace(rebuild, trouble=None)
+
+        def decide(state: State) -> Changes:
+            record, _ = _claimed(state, mirror, topic)
             content = {"topic": topic, "archive": rebuild.archive, **(details or {})}
-            event = Event(now_ms(), self._mirror, "rebuild", actor(), "ARCHIVED", content)
+            event = own_event(mirror, "rebuild", "ARCHIVED", content)
             return Changes((replace(record, rebuild=rebuild),), (), (event,) if details else ())
 
-        change(destination, self._mirror, decide)
+        change(self.destination, mirror, decide)
         return rebuild
 
-    def _with_ranges(
-        self,
-        destination: Destination,
-        source: ClusterClient,
-        there: TopicMetadata,
-        record: TopicRecord,
-        rebuild: Rebuild,
-        source_properties: Mapping[str, str],
-    ) -> Rebuild:
+    def _with_ranges(self, rebuild: Rebuild) -> Rebuild:
         """Decide once what to archive, and record it: all records if the source topic was recreated."""
         if rebuild.ranges is not None:
             return rebuild
-        _require_id(destination, record)
-        found = destination.client.metadata([record.topic]).topics[record.topic]
-        here = _bounds(destination.client, record.topic, len(found.partitions))
-        ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
-        is_same = there.printed_topic_id in (None, record.source_topic_id)
-        if is_same and rebuild.reason not in RESETS:
-            ranges = self._differing(source, record, here, source_properties)
-        ranges = {p: tuple((low, high) for low, high in mine if low < high) for p, mine in ranges.items()}
-        return self._record(destination, record.topic, replace(rebuild, ranges=ranges))
+        record = self.record
+        if not is_there(self.destination.client, record.topic, record.destination_topic_id):
+            raise RefusedError(
+                f"mirror topic {record.topic} was deleted or recreated",
+                "nothing of it can be archived; to mirror it again: " + on_topics("add", record.mirror, [record.topic]),
+                Reason.DESTINATION_TOPIC_DELETED,
+            )
+        return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
 
-    def _differing(
-        self,
-        source: ClusterClient,
-        record: TopicRecord,
-        here: Mapping[int, tuple[int, int]],
-        source_properties: Mapping[str, str],
-    ) -> dict[int, tuple[tuple[int, int], ...]]:
+    def _ranges(self, rebuild: Rebuild) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return what the rebuilt topic will not hold; the last range of each partition ends where its log does."""
+        client, record = self.destination.client, self.record
+        found = client.metadata([record.topic]).topics[record.topic]
+        here = _bounds(client, record.topic, len(found.partitions))
+        ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
+        is_same = self.there.printed_topic_id in (None, record.source_topic_id)
+        if is_same and rebuild.reason not in RESETS:
+            ranges = self._differing(here)
+        return {p: (*((low, high) for low, high in mine[:-1] if low < high), mine[-1]) for p, mine in ranges.items()}
+
+    def _require_archived(self, rebuild: Rebuild) -> None:
+        """Look again, right before the topic is deleted: all of it is in the archive, or at the source.
+
+        Raises KmirrorError: it is not; the next attempt archives again.
+        """
+        client, topic = self.destination.client, self.record.topic
+        if not is_there(client, topic, self.record.destination_topic_id):
+            return
+        now, then = self._ranges(rebuild), rebuild.ranges or {}
+        if now.keys() == then.keys() and all(mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()):
+            return
+        archive = archive_name(topic, client.metadata(None).topics)
+        self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None))
+        raise KmirrorError(
+            f"{topic} is not deleted: since it was archived in {rebuild.archive}, another client wrote to it, or the"
+            " source lost records that both had",
+            f"kmirror archives it again, in {archive}",
+        )
+
+    def _differing(self, here: Mapping[int, tuple[int, int]]) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return the offsets that the source does not have: below its log start, and from the fork on."""
-        there = _bounds(source, record.source_topic, len(here), read_committed=True)
+        record = self.record
+        there = _bounds(self.source, record.source_topic, len(here), read_committed=True)
         questions = [
             ForkQuestion(
                 TopicPartition(record.source_topic, p),
@@ -217,7 +272,9 @@ class TopicRebuilder:
         forks: dict[int, int] = {p: start for p, (start, _) in here.items()}
         name = f"forks of {record.topic}"
         with Meter(unwatched, name) as meter:
-            for answer in find_forks(self._tasks(), name, questions, source_properties, self._properties, meter):
+            for answer in find_forks(
+                self.tasks(), name, questions, self.mirror.source, self.destination.properties, meter
+            ):
                 if answer.fork is None:
                     raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
                 # records that could not be compared are archived as well
@@ -229,17 +286,19 @@ class TopicRebuilder:
             for p, (start, end) in here.items()
         }
 
-    def _archive(self, destination: Destination, record: TopicRecord, rebuild: Rebuild, watch: Watch) -> int:
+    def _archive(self, rebuild: Rebuild) -> int:
         """Archive and compare; return the number of archived records."""
-        ranges = rebuild.ranges or {}
-        wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(ranges.items()) if mine)
+        client, record, ranges = self.destination.client, self.record, rebuild.ranges or {}
+        differing = {p: tuple((low, high) for low, high in mine if low < high) for p, mine in ranges.items()}
+        wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(differing.items()) if mine)
         if not wanted:
             return 0
-        factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
-        create_archive(destination.client, record.topic, rebuild.archive, max(ranges) + 1, factor)
-        spec = ArchiveSpec(self._properties, record.topic, rebuild.archive, record.destination_topic_id, wanted)
+        create_archive(client, record.topic, rebuild.archive, max(ranges) + 1, self._replication_factor())
+        spec = ArchiveSpec(
+            self.destination.properties, record.topic, rebuild.archive, record.destination_topic_id, wanted
+        )
         saved = 0
-        for outcome in archive_topic(spec, self._tasks(), watch).outcomes:
+        for outcome in archive_topic(spec, self.tasks(), self.watch).outcomes:
             partition = f"{record.topic}-{outcome.partition}"
             if outcome.trouble is not None:
                 raise outcome.trouble
@@ -249,9 +308,11 @@ class TopicRebuilder:
                     f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                 )
             saved += outcome.comparison.records
-        now = _bounds(destination.client, record.topic, max(ranges) + 1)
+        now = _bounds(client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:
+                longer = {**ranges, p: (*mine[:-1], (mine[-1][0], max(mine[-1][1], now[p][1])))}
+                self._record(replace(rebuild, ranges=longer))
                 raise KmirrorError(
                     f"another client writes to {record.topic}-{p}, which is being rebuilt: it ends at {now[p][1]},"
                     f" but is archived up to {mine[-1][1]}",
@@ -260,38 +321,32 @@ class TopicRebuilder:
                 )
         return saved
 
-    def _settings(
-        self, destination: Destination, source: ClusterClient, mirror: MirrorRecord, record: TopicRecord
-    ) -> SettingsPlan:
-        known = topic_settings(destination.client, [STATE_TOPIC])[STATE_TOPIC]
-        name = record.source_topic
-        found = source_settings(source, mirror.source, [name])
+    def _replication_factor(self) -> int:
+        return stored_settings(require_mirror(self.destination.state(), self.mirror.name).settings).replication_factor
+
+    def _settings(self) -> SettingsPlan:
+        known = topic_settings(self.destination.client, [STATE_TOPIC])[STATE_TOPIC]
+        record, name = self.record, self.record.source_topic
+        found = source_settings(self.source, self.mirror.source, [name])
         settings = found.topics[name]
         if isinstance(settings, int):
             raise UnreachableError(f"the source does not return the settings of {name} (error {settings})")
         seen_ms = found.first_source_seen_ms.get(name)
         if name in found.unreadable:
             settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
-        exclude = stored_settings(mirror.settings).excluded_properties
+        exclude = stored_settings(self.mirror.settings).excluded_properties
         plan = settings_for(settings, None if isinstance(known, int) else known, exclude)
         return replace(plan.settling(record.settled or {}), first_source_seen_ms=seen_ms)
 
-    def _replace(
-        self, destination: Destination, record: TopicRecord, partitions: int, plan: SettingsPlan
-    ) -> tuple[TopicMetadata, SettingsPlan]:
+    def _replace(self, plan: SettingsPlan) -> tuple[TopicMetadata, SettingsPlan]:
         """Delete the topic and create it again; return the new one, and the settings that the destination takes."""
-        client, topic = destination.client, record.topic
+        client, record, topic = self.destination.client, self.record, self.record.topic
+        partitions = len(self.there.partitions)
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
-        self._claimed(destination.state(), topic)
-
-        def is_there() -> bool:
-            found = client.metadata([topic]).topics.get(topic)
-            return found is not None and found.printed_topic_id == record.destination_topic_id
-
-        delete_topic(client, topic, record.destination_topic_id, is_there)
-        factor = stored_settings(require_mirror(destination.state(), self._mirror).settings).replication_factor
+        _claimed(self.destination.state(), self.mirror.name, topic)
+        delete_topic(client, topic, record.destination_topic_id)
         try:
-            plan = plan.settling(create_settled(client, topic, partitions, factor, plan.now))
+            plan = plan.settling(create_settled(client, topic, partitions, self._replication_factor(), plan.now))
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
@@ -305,44 +360,37 @@ class TopicRebuilder:
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         plan = plan.settling(settled_to_change(client, topic, plan.now))
-        refused = TopicAdmin(destination).set_settings({topic: plan.now})[topic]
+        refused = TopicAdmin(self.destination).set_settings({topic: plan.now})[topic]
         if refused is not None:
             raise refused
         return made, plan
 
     def _complete(
-        self,
-        destination: Destination,
-        topic: str,
-        source: TopicMetadata,
-        made: TopicMetadata,
-        plan: SettingsPlan,
-        failed: Mapping[str, str],
-        put: OffsetsByGroup,
+        self, made: TopicMetadata, plan: SettingsPlan, failed: Mapping[str, str], put: OffsetsByGroup
     ) -> None:
-        count, new_id = len(made.partitions), made.printed_topic_id
+        count, new_id, source_id = len(made.partitions), made.printed_topic_id, self.there.printed_topic_id
+        mirror, topic = self.mirror.name, self.record.topic
 
         def decide(state: State) -> Changes:
-            record, rebuild = self._claimed(state, topic)
-            saved = any((rebuild.ranges or {}).values())
+            record, rebuild = _claimed(state, mirror, topic)
             at = now_ms()
             partitions = tuple(
                 PartitionRecord(
-                    self._mirror,
+                    mirror,
                     topic,
                     p,
                     PartitionState.LOG_ALIGNMENT,
                     at,
                     # not the old producer id: a late request to the old topic must not fit
-                    guard=Guard(own_producer_id(self._mirror, f"{topic}\0{new_id}", p), 0, -1, 0),
+                    guard=Guard(own_producer_id(mirror, f"{topic}\0{new_id}", p), 0, -1, 0),
                 )
                 for p in range(count)
             )
             known = {partition.key for partition in partitions}
-            forgotten = [one.key for one in state.partitions(self._mirror, topic) if one.key not in known]
+            forgotten = [one.key for one in state.partitions(mirror, topic) if one.key not in known]
             complete = replace(
                 record,
-                source_topic_id=source.printed_topic_id,
+                source_topic_id=source_id,
                 destination_topic_id=new_id,
                 partitions=count,
                 pending_operation=None,
@@ -354,14 +402,14 @@ class TopicRebuilder:
                 recoveries=None,
                 rebuild=None,
                 rebuilt_at_ms=at,
-                archive=rebuild.archive if saved else record.archive,
+                archive=rebuild.kept_in or record.archive,
             )
             details = {
                 "topic": topic,
                 "reason": rebuild.reason,
-                "archive": rebuild.archive if saved else None,
+                "archive": rebuild.kept_in,
                 "formerSourceTopicId": record.source_topic_id,
-                "sourceTopicId": source.printed_topic_id,
+                "sourceTopicId": source_id,
                 "formerTopicId": record.destination_topic_id,
                 "topicId": new_id,
                 "groups": {
@@ -369,18 +417,26 @@ class TopicRebuilder:
                     for g, o in (rebuild.groups or {}).items()
                 },
             }
-            event = Event(at, self._mirror, "rebuild", actor(), ExitCode.OK.name, details)
+            event = Event(at, mirror, "rebuild", actor(), ExitCode.OK.name, details)
             return Changes((*partitions, complete), tuple(forgotten), (event,))
 
-        change(destination, self._mirror, decide)
+        change(self.destination, mirror, decide)
+
+
+def _claimed(state: State, mirror: str, topic: str) -> tuple[TopicRecord, Rebuild]:
+    record = state.topic(mirror, topic)
+    if record is None or record.rebuild is None or record.pending_operation != PENDING_REBUILD:
+        raise RefusedError(f"{topic} is no longer being rebuilt", "check with `kmirror describe`", Reason.FENCED)
+    return record, record.rebuild
 
 
 def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
-    """Refuse an automatic archive that would fill the destination's disks, if their free space is known."""
+    """Refuse an automatic archive that would fill one of the destination's disks, if their free space is known."""
     found = disk_use(client, topic)
-    if found is not None and found.topic_bytes > found.free_bytes:
+    if found is not None and (lacking := found.lacking()) is not None:
+        needed, free = lacking
         raise RefusedError(
-            f"an archive of {topic} needs {found.topic_bytes:,} bytes, but {found.free_bytes:,} are free",
+            f"an archive of {topic} may need {needed:,} bytes on one disk, but the fullest has {free:,} free",
             f"free some space; then: {on_topics('recover', mirror, [topic])} --accept-reset",
         )
 
@@ -392,16 +448,9 @@ def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
     return found
 
 
-def _require_id(destination: Destination, record: TopicRecord) -> None:
-    found = destination.client.metadata([record.topic]).topics[record.topic]
-    if found.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
-        raise not_described(found)
-    if found.error_code or found.printed_topic_id != record.destination_topic_id:
-        raise RefusedError(
-            f"mirror topic {record.topic} was deleted or recreated",
-            "nothing of it can be archived; to mirror it again: " + on_topics("add", record.mirror, [record.topic]),
-            Reason.DESTINATION_TOPIC_DELETED,
-        )
+def _is_within(now: tuple[int, int], then: tuple[int, int]) -> bool:
+    """Return whether a last range was archived; what the source has deleted since below it is deleted here, too."""
+    return now[0] >= then[0] and now[1] == then[1]
 
 
 def _bounds(

@@ -1,7 +1,8 @@
 """The job that keeps the settings of mirror topics equal to those of their sources.
 
 It changes the brokers first, then records what kmirror has set. If it dies between the two, a key counts as set by
-someone at the destination: it is kept, never removed.
+someone at the destination: it is kept, never removed. Right before, it reads whether the topics are still mirrored:
+nothing else would keep a run that takes long from undoing what a stop has set.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.topic_admin import TopicAdmin
-from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster, source_client
+from kmirror.ops.base.context import Destination, change, naming_cluster, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.source_settings import source_settings
+from kmirror.settings.table import Settings
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC, losing_policy
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.setting_changes import SettingsSync, as_first_source, settling, sync_settings
@@ -31,6 +34,7 @@ _WHAT = "settings"
 _LIMIT = "max.message.bytes"
 _RECORDS_AT_ONCE = 200
 _FAILED = "FAILED"
+_OWN = (STATE_TOPIC, EVENTS_TOPIC)
 #: How many topics a sentence names.
 _NAMED = 5
 #: How old the recorded time may be at which the first source's settings were read.
@@ -47,6 +51,10 @@ class SettingsSyncJob(DestinationJob):
         #: By topic, the last reported trouble.
         self._reported: dict[str, str] = {}
 
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.sync_topic_configs_enabled
+
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Read both sides once, and change what differs."""
         topics = [topic for topic in view.topics if _follows(topic)]
@@ -56,7 +64,7 @@ class SettingsSyncJob(DestinationJob):
 
     def _sync(self, view: JobView, topics: Sequence[TopicRecord]) -> Iterator[JobEvent]:
         destination = self._destination
-        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
+        with self._source_of(view.mirror) as source:
             metadata = source.metadata([topic.source_topic for topic in topics])
             require_same_cluster(view.mirror.source_cluster_id, metadata.cluster_id)
             source_ids = {
@@ -66,7 +74,8 @@ class SettingsSyncJob(DestinationJob):
             found = source_settings(source, view.mirror.source, [topic.source_topic for topic in same])
         with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
             same = _still_ours(destination.client, same)
-            settings_here = topic_settings(destination.client, [topic.topic for topic in same])
+            settings_here = topic_settings(destination.client, [*(topic.topic for topic in same), *_OWN])
+        yield from self._watch_own_topics(destination, settings_here)
         wanted: dict[str, SettingsSync] = {}
         for topic in same:
             there, present = found.topics.get(topic.source_topic, 0), settings_here.get(topic.topic, 0)
@@ -123,6 +132,11 @@ class SettingsSyncJob(DestinationJob):
         self, destination: Destination, before: Mapping[str, TopicRecord], wanted: dict[str, SettingsSync]
     ) -> Iterator[JobEvent]:
         changes = {topic: sync.changes for topic, sync in wanted.items() if sync.changes}
+        if changes:
+            # a stop does not wait for this run, and the settings that it found may be those that a stop has applied
+            state = destination.state()
+            wanted = {t: sync for t, sync in wanted.items() if _still_follows(state.topic(self._mirror, t), before[t])}
+            changes = {topic: settings for topic, settings in changes.items() if topic in wanted}
         outcomes = TopicAdmin(destination).set_settings(changes) if changes else {}
         for topic, error in outcomes.items():
             if error is not None:
@@ -143,7 +157,7 @@ class SettingsSyncJob(DestinationJob):
             changed = []
             for before, after in records.values():
                 present = state.topic(self._mirror, before.topic)
-                if present is None or not _follows(present) or _identity(present) != _identity(before):
+                if present is None or not _still_follows(present, before):
                     continue
                 changed.append(
                     replace(
@@ -158,6 +172,19 @@ class SettingsSyncJob(DestinationJob):
             return Changes(tuple(changed))
 
         change(destination, self._mirror, decide)
+
+    def _watch_own_topics(
+        self, destination: Destination, present: Mapping[str, TopicSettings | int]
+    ) -> Iterator[JobEvent]:
+        """Warn, once, of a cleanup policy that someone has set and that will lose what is stored of the mirrors."""
+        for topic in _OWN:
+            settings = present.get(topic, 0)
+            error = None if isinstance(settings, int) else losing_policy(destination.config, topic, settings)
+            if error is None:
+                self._reported.pop(topic, None)
+            elif self._reported.get(topic) != error.message:
+                self._reported[topic] = error.message
+                yield JobEvent(f"{error.message}: {error.hint}", level=Level.WARNING)
 
     def _trouble(self, topic: str, message: str) -> Iterator[JobEvent]:
         if self._reported.get(topic) != message:
@@ -200,6 +227,11 @@ def _is_rejected(view: JobView, topic: TopicRecord) -> bool:
         and found.reason is Reason.RECORD_REJECTED
         for index in range(topic.partitions)
     )
+
+
+def _still_follows(present: TopicRecord | None, before: TopicRecord) -> bool:
+    """Return whether a topic still is the one that was looked at, and mirrored."""
+    return present is not None and _follows(present) and _identity(present) == _identity(before)
 
 
 def _identity(topic: TopicRecord) -> tuple[str | None, str | None]:

@@ -12,24 +12,26 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata
 from kmirror.engine.clock import now
-from kmirror.engine.driver.side_jobs import JobEvent, JobView
+from kmirror.engine.driver.side_jobs import Discovered, JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import Reason
 from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.add_plan import owner_of
-from kmirror.ops.base.context import Destination, naming_cluster, require_mirror, require_same_cluster, source_client
+from kmirror.ops.base.context import naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import PENDING_ADD, MirrorRecord, TopicRecord
+from kmirror.state.records import PENDING_ADD, MirrorRecord, NotAdded, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, new_source_topics
 from kmirror.words import listed
 
 _TOPICS_AT_ONCE = 100
 _TOPICS_IN_NOTE = 10
+#: Of how many topics that cannot be added the reasons are stored.
+_REASONS_STORED = 10
 #: How soon a topic that could not be added is retried.
 _RETRY_S = 60.0
 
@@ -44,18 +46,30 @@ class DiscoveryJob(DestinationJob):
         #: By source topic, the last reported reason why it is not added, and when it is retried.
         self._reported: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
+        self._told: NotAdded | None = None
         #: By source topic, the last reported reason why it is unknown where it comes from.
         self._unknown: dict[str, str] = {}
         #: Topics that an `add` had claimed when they were last read; None before that.
         self._claims: dict[str, TopicRecord] | None = None
 
-    def run(self, view: JobView) -> Iterable[JobEvent]:
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.discovers
+
+    def run(self, view: JobView) -> Iterator[JobEvent | Discovered]:
         """Read the source's topics once, and add new ones."""
         if view.settings.discovers and not view.mirror.discovery_ended:
             yield from self._discover(view)
+        else:
+            self._reported.clear()
+        found = sorted(self._reported.items())
+        not_added = NotAdded(len(found), dict(found[:_REASONS_STORED])) if found else None
+        if not_added != self._told:
+            self._told = not_added
+            yield Discovered(not_added)
 
     def _discover(self, view: JobView) -> Iterator[JobEvent]:
-        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
+        with self._source_of(view.mirror) as source:
             # adding what is found is other work, and no reason to read less often
             with self._pace.measured():
                 found = _topics_of(source, view.mirror, view.settings)
@@ -63,15 +77,16 @@ class DiscoveryJob(DestinationJob):
                     return
             state = self._destination.state()
             mirror = require_mirror(state, self._mirror)
-            settings = stored_settings(mirror.settings)
-            if settings.discovers and not mirror.discovery_ended:
-                yield from self._take(self._destination, source, state, mirror, settings, found)
+            if stored_settings(mirror.settings).discovers and not mirror.discovery_ended:
+                yield from self._take(source, state, mirror, found)
 
     def _may_be_new(self, view: JobView, found: Mapping[str, TopicMetadata]) -> bool:
         """Return whether, by what the engine knows, a closer check is worth it: most runs end here."""
         deleted = {p.topic for p, known in view.partitions.items() if _says_deleted(known.reason)}
         settled = [t for t in view.topics if t.topic not in deleted and t.pending_operation != PENDING_ADD]
         new = new_source_topics(view.settings, found, settled)
+        for name in self._reported.keys() - {*new.topics, *new.hidden}:  # gone, added by hand, or no longer selected
+            del self._reported[name]
         return bool(self._due((*new.topics, *new.hidden)))
 
     def _due(self, names: Iterable[str]) -> list[str]:
@@ -79,15 +94,9 @@ class DiscoveryJob(DestinationJob):
         return [name for name in names if self._retry_at.get(name, 0.0) <= at]
 
     def _take(
-        self,
-        destination: Destination,
-        source: ClusterClient,
-        state: State,
-        mirror: MirrorRecord,
-        settings: Settings,
-        found: Mapping[str, TopicMetadata],
+        self, source: ClusterClient, state: State, mirror: MirrorRecord, found: Mapping[str, TopicMetadata]
     ) -> Iterator[JobEvent]:
-        mirrored = state.topics(mirror.name)
+        destination, settings, mirrored = self._destination, stored_settings(mirror.settings), state.topics(mirror.name)
         deleted = self._deleted(destination.client, state, mirrored)
         unsettled = self._abandoned(mirrored) | deleted
         new = new_source_topics(settings, found, [topic for topic in mirrored if topic.topic not in unsettled])
@@ -160,7 +169,9 @@ class DiscoveryJob(DestinationJob):
         """Report once why a topic is not added, unless it is not meant to be."""
         self._retry_at[name] = now() + _RETRY_S
         message = row.message or row.result.value
-        if row.result is not Outcome.NOOP and self._reported.get(name) != message:
+        if row.result is Outcome.NOOP:
+            self._reported.pop(name, None)
+        elif self._reported.get(name) != message:
             self._reported[name] = message
             details = {"sourceTopic": name, "topic": row.topic, "reason": row.reason, "message": message}
             yield JobEvent(f"not mirrored: {message}", "discovery", row.result.value, details, Level.WARNING)

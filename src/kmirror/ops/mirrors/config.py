@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from kmirror.columns import FLAG, TEXT, Table, columns_of, shown, table_row
 from kmirror.errors import ExitCode, RefusedError, UsageError
-from kmirror.ops.base.context import Destination, actor, change, known_mirror, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, known_mirror, own_event, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.create import checked_properties, source_cluster_id
 from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.parsing import check_change, setting_of, stored_settings, unknown_settings
 from kmirror.settings.table import SETTINGS
-from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.words import one_line
@@ -128,6 +128,7 @@ def change_config(
     if not differences:
         return _result(mirror, Outcome.NOOP, "nothing to change: the settings already have these values", dry_run)
     if dry_run:
+        require_own_rights(destination)
         return _result(mirror, Outcome.DONE, f"would change {'; '.join(differences)}", dry_run)
 
     def decide(state: State) -> Changes:
@@ -137,7 +138,7 @@ def change_config(
                 f"another operation changed the connection of mirror {mirror} meanwhile", "check it and try again"
             )
         details = {"changed": _differences(present, _changed(present, source, settings, removed))}
-        event = Event(now_ms(), mirror, "config", actor(), ExitCode.OK.name, details)
+        event = own_event(mirror, "config", ExitCode.OK.name, details)
         return Changes((_changed(present, source, settings, removed),), (), (event,))
 
     change(destination, mirror, decide)

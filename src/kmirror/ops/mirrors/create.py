@@ -22,6 +22,7 @@ from kmirror.ops.base.context import (
     cluster_id_of,
     naming_cluster,
     now_ms,
+    own_event,
     require_own_brokers,
     require_same_cluster,
 )
@@ -31,11 +32,11 @@ from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
 from kmirror.ops.base.versions import Role, require_supported
 from kmirror.ops.mirrors.replication import replication_of, weak_replication
 from kmirror.ops.rights.acl_sync import require_possible
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.settings.other_tools import AT_CREATION, DESTINATION_CLUSTER_ID, PAUSED, SOURCE_CLUSTER_ID
 from kmirror.settings.parsing import parse_settings, split
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
-from kmirror.state.event_records import Event
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 
@@ -80,6 +81,7 @@ def create(
     record = MirrorRecord(mirror, source, settings, cluster_id, actor(), now_ms(), paused=is_paused)
     warnings = [*_warnings(source), *_replication_warnings(destination, parsed)]
     if dry_run:
+        require_own_rights(destination)
         return _result(mirror, Outcome.DONE, f"would create {_described(record)}", dry_run, warnings)
 
     def decide(state: State) -> Changes:
@@ -88,7 +90,7 @@ def create(
             _require_same(found, source, settings, if_not_exists)
             return Changes()
         details = {"sourceClusterId": record.source_cluster_id, "settings": dict(settings)}
-        event = Event(now_ms(), mirror, "create", actor(), ExitCode.OK.name, details)
+        event = own_event(mirror, "create", ExitCode.OK.name, details)
         return Changes((record,), (), (event,))
 
     destination.store.ensure_topics(parsed.state_replication_factor)

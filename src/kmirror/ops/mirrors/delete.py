@@ -11,15 +11,16 @@ from dataclasses import replace
 from kmirror.cluster.rights.acl_commands import AS_ADMIN
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
-from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, naming_cluster, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblocking_lines
-from kmirror.state.event_records import Event
-from kmirror.state.records import PENDING_ADD, DesiredState, PartitionState, TopicRecord
+from kmirror.state.engine_identity import living_engine
+from kmirror.state.records import PENDING_ADD, DesiredState, EngineRecord, EngineState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.words import at_time, counted
 
 _MOST_NAMES = 10
@@ -42,19 +43,25 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         topics = state.topics(mirror)
         found = destination.client.metadata([topic.topic for topic in topics]).topics
         gone = gone_topics(destination.client, topics, found)
-    require_deletable(state, mirror, gone, now_ms())
+    known = state.engine(mirror)
+    _require_no_engine(living_engine(destination.store, known, DEFAULT_TIMEOUT_S))
+    require_deletable(state, mirror, gone)
     kept = [topic for topic in topics if topic.topic not in gone and not found[topic.topic].error_code]
     whole = f"mirror {mirror}; {_kept(len(kept))}"
     left = _left_at_source(state, mirror)
     if dry_run:
+        require_own_rights(destination)
         return replace(_result(mirror, f"would delete {whole}", dry_run), warnings=left)
 
     def decide(now: State) -> Changes:
         if now.mirror(mirror) is None:
             return Changes()
-        require_deletable(now, mirror, gone, now_ms())
+        engine = now.engine(mirror)
+        if engine != known and engine is not None and engine.state is not EngineState.RELEASED:
+            _require_no_engine(engine)  # it has begun meanwhile
+        require_deletable(now, mirror, gone)
         details = {"topics": [topic.topic for topic in now.topics(mirror)][:100], "count": len(now.topics(mirror))}
-        event = Event(now_ms(), mirror, _VERB, actor(), ExitCode.OK.name, details)
+        event = own_event(mirror, _VERB, ExitCode.OK.name, details)
         return Changes((), now.keys_of(mirror), (event,))
 
     if not change(destination, mirror, decide):
@@ -63,18 +70,20 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
     return replace(_result(mirror, f"deleted {whole}", dry_run), warnings=left)
 
 
-def require_deletable(state: State, mirror: str, gone: Collection[str], now_ms: int) -> None:
+def _require_no_engine(engine: EngineRecord | None) -> None:
+    if engine is not None:
+        raise RefusedError(
+            f"an engine is in charge of mirror {engine.mirror}: process {engine.pid} on {engine.host}",
+            "stop it first (Ctrl-C there, or SIGTERM); `run --all` releases a mirror that was failed over as a whole",
+        )
+
+
+def require_deletable(state: State, mirror: str, gone: Collection[str]) -> None:
     """Refuse to delete a mirror that is in use; `gone` are those of its topics that were deleted.
 
     Raises:
-        RefusedError: names the engine in charge, or the topics that are neither stopped nor gone.
+        RefusedError: names the topics that are neither stopped nor gone.
     """
-    engine = engine_in_charge(state, mirror, now_ms)
-    if engine is not None:
-        raise RefusedError(
-            f"an engine is in charge of mirror {mirror}: process {engine.pid} on {engine.host}",
-            "stop it first (Ctrl-C there, or SIGTERM); `run --all` releases a mirror that was failed over as a whole",
-        )
     alive = [topic.topic for topic in state.topics(mirror) if not _is_deletable(state, topic, gone)]
     if alive:
         many = counted(len(alive), "topic that is", "topics that are")

@@ -6,13 +6,13 @@ import uuid
 from dataclasses import replace
 
 from kmirror.errors import ExitCode
-from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, own_event, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.event_records import Event
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
@@ -50,16 +50,22 @@ def _change(
     state = destination.state()
     require_mirror(state, mirror)
     chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+    if topics is None:  # what was stopped before is refused only if it is named, or if nothing else is left
+        chosen = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED] or chosen
     pauses = verb == "pause"
     before, after = (DesiredState.ACTIVE, DesiredState.PAUSED) if pauses else (DesiredState.PAUSED, DesiredState.ACTIVE)
     changed = [topic.topic for topic in chosen if topic.desired is before]
     # the engine's answer names the pause: an answer to an earlier one may still be stored
     pause_id = uuid.uuid4().hex
-    if not dry_run:
+    if dry_run and changed:
+        require_own_rights(destination)
+    elif not dry_run:
 
         def decide(now: State) -> Changes:
             record = require_mirror(now, mirror)
             found = [now.topic(mirror, name) for name in changed]
+            # another command may have stopped some meanwhile
+            chosen[:] = [now.topic(mirror, topic.topic) or topic for topic in chosen]
             records: list[Record] = [
                 replace(topic, desired=after, pause_id=pause_id if pauses else topic.pause_id)
                 for topic in found
@@ -68,7 +74,7 @@ def _change(
             if topics is None and record.paused is not pauses:
                 records.append(replace(record, paused=pauses))
             details = {"topics": changed[:_MOST_TOPICS_IN_EVENT], "count": len(changed), "all": topics is None}
-            event = Event(now_ms(), mirror, verb, actor(), ExitCode.OK.name, details)
+            event = own_event(mirror, verb, ExitCode.OK.name, details)
             return Changes(tuple(records), (), (event,)) if records else Changes()
 
         change(destination, mirror, decide)
@@ -98,5 +104,5 @@ def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: b
     if not changed:
         word = "paused" if verb == "pause" else "not paused"
         return TopicResult(name, None, Outcome.NOOP, f"{name} is already {word}")
-    word = {"pause": "paused", "resume": "copied again"}[verb]
+    word = {"pause": "paused", "resume": "resumed"}[verb]
     return TopicResult(name, None, Outcome.DONE, f"{name} {'would be' if dry_run else 'is'} {word}")

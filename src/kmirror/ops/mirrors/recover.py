@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason
-from kmirror.ops.base.context import Destination, actor, change, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, own_event, record_event, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.assignment import Recovery
-from kmirror.state.event_records import Event
+from kmirror.state.engine_identity import living_engine
 from kmirror.state.records import PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.status.next_steps import next_step
 from kmirror.status.observed import reports_of
 from kmirror.status.partition_row import PartitionRow
@@ -36,6 +37,7 @@ from kmirror.work import Add, Meter, Watch, unwatched
 #: How long to wait for an engine in charge.
 _WAIT_S = 60.0
 _PAUSE_S = 0.2
+_RETRIED = "remove the cause: an engine in charge retries it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +98,33 @@ def recover(
     failed = [row for one in found for row in one.partitions if row.failed]
     if not failed:
         return _result(mirror, [TopicResult(None, None, Outcome.NOOP, "no partition is FAILED")], dry_run)
-    decided = [_decide(row, consent or Consent()) for row in failed]
+    rebuilt = {topic.topic for topic in chosen if topic.rebuild is not None}
+    decided = [_rebuild_fails(row) if row.topic in rebuilt else _decide(row, consent or Consent()) for row in failed]
     retries = [one for one in decided if isinstance(one, _Retry)]
     results = [one for one in decided if isinstance(one, TopicResult)]
+    if dry_run and retries:
+        require_own_rights(destination)
     if dry_run or not retries:
         return _result(
             mirror, [*results, *(_done(retry, f"would be retried{retry.note}") for retry in retries)], dry_run
         )
-    asked_ms = now_ms()
+    # the engine's clock may differ from ours, so times are compared with its own only
+    rebuilt_before = {topic.topic: topic.rebuilt_at_ms for topic in state.topics(mirror)}
     numbers = _record(destination, mirror, retries, trims=consent is not None and consent.trim)
-    if engine_in_charge(destination.state(), mirror, now_ms()) is None:
+    if living_engine(destination.store, destination.state().engine(mirror), DEFAULT_TIMEOUT_S) is None:
         hint = f"no engine is in charge; `{on_mirror('run', mirror)}` starts one"
         results += [_done(retry, f"will be retried{retry.note}") for retry in retries]
         return _result(mirror, results, dry_run, warnings=[hint])
     with Meter(watch, "waiting for the engine to resume copying", "partition", len(retries)) as meter:
         deadline = time.monotonic() + _WAIT_S
-        results += _wait(destination.state, mirror, retries, numbers, asked_ms, deadline, meter.add)
+        results += _wait(destination.state, mirror, retries, numbers, rebuilt_before, deadline, meter.add)
     done = _result(mirror, results, dry_run)
     _record_outcome(destination, mirror, done)
     return done
+
+
+def _rebuild_fails(row: PartitionRow) -> TopicResult:
+    return TopicResult(row.topic, row.partition, Outcome.FAILED, row.error_message, row.reason, hint=_RETRIED)
 
 
 def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
@@ -136,7 +146,7 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
     start, end = row.source_log_start, row.destination_offset
     if row.reason not in _LOSS_CAUSES or start is None or end is None or start <= end:
         return _Retry(partition, "")
-    what = f"{counted(start - end, 'record')}, {end} to {start - 1}, {_LOSS_CAUSES[row.reason]}"
+    what = f"{counted(start - end, 'offset')}, {end} to {start - 1}, {_LOSS_CAUSES[row.reason]}"
     if not consent.loss:
         message = f"{partition} needs --accept-loss{_instead(consent)}: it can continue only without {what}"
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
@@ -186,8 +196,9 @@ def _record(
             "partitions": [str(retry.topic_partition) for retry in retries][:100],
             "count": len(retries),
             "accepted": lost,
+            "rebuilds": sorted({retry.topic_partition.topic for retry in retries if retry.rebuilds})[:100],
         }
-        event = Event(now_ms(), mirror, "recover", actor(), "REQUESTED", details)
+        event = own_event(mirror, "recover", "REQUESTED", details)
         return Changes(tuple(records), (), (event,))
 
     change(destination, mirror, decide)
@@ -197,8 +208,7 @@ def _record(
 def _record_outcome(destination: Destination, mirror: str, done: VerbResult) -> None:
     """Record how the engine answered a request."""
     counts = Counter(row.result.value for row in done.results)
-    event = Event(now_ms(), mirror, "recover", actor(), done.exit_code.name, {"results": dict(counts)})
-    change(destination, mirror, lambda _: Changes((), (), (event,)))
+    record_event(destination, mirror, "recover", done.exit_code.name, {"results": dict(counts)})
 
 
 def _with_recoveries(record: TopicRecord, retries: Sequence[_Retry], *, trims: bool) -> TopicRecord:
@@ -218,7 +228,7 @@ def _wait(
     mirror: str,
     retries: Sequence[_Retry],
     numbers: Mapping[TopicPartition, int],
-    asked_ms: int,
+    rebuilt_before: Mapping[str, int | None],
     deadline: float,
     progress: Add,
 ) -> list[TopicResult]:
@@ -230,12 +240,20 @@ def _wait(
         state = read()
         reports = reports_of(state, mirror)
         for partition, retry in list(left.items()):
+            claimed = state.topic(mirror, partition.topic)
+            if retry.rebuilds and claimed and claimed.rebuild and claimed.rebuild.trouble:
+                message = f"its topic cannot be rebuilt: {claimed.rebuild.trouble}"
+                results[partition] = TopicResult(*partition, Outcome.FAILED, message, retry.rebuilds, hint=_RETRIED)
+                del left[partition]
+                progress(1)
+                continue
             report = reports.get(partition)
             if report is None or not (retry.rebuilds or (report.row.recovery or 0) >= numbers.get(partition, 0)):
                 continue
             topic = state.topic(mirror, partition.topic)
-            rebuilt_ms = (topic.rebuilt_at_ms or 0) if topic else 0
-            if retry.rebuilds and (rebuilt_ms < asked_ms or report.time_ms < rebuilt_ms):
+            rebuilt_ms = topic.rebuilt_at_ms if topic else None
+            is_rebuilt = rebuilt_ms is not None and rebuilt_ms != rebuilt_before.get(partition.topic)
+            if retry.rebuilds and not (is_rebuilt and report.time_ms >= (rebuilt_ms or 0)):
                 progress_of[partition] = "its topic is still being rebuilt"
                 continue
             row = report.row

@@ -18,7 +18,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError
 from kmirror.ops.base.context import now_ms
 from kmirror.settings.table import Settings
-from kmirror.state.store import EVENTS_TOPIC, STATE_TOPIC
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsPlan, settled_notes
 from kmirror.words import counted, listed
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.producers import describe_producers
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
-from kmirror.ops.probe.partition import ProbePartition, probe_partition, run_of
+from kmirror.ops.probe.partition import ProbePartition, run_of
 
 SEQUENCES = "sequence numbers"
 PRODUCER_IDS = "own producer ids"
@@ -18,18 +16,12 @@ _FIRST, _NEXT = 3, 2
 _WRAPPING = 4
 
 
-def append_guarantees(client: ClusterClient, partition: TopicPartition) -> list[Guarantee]:
-    """Find out whether appends are guarded, with batches that do and do not belong at the log end.
-
-    Raises:
-        BrokerError, HistoriesDifferError, RefusedError: the broker does not append as it should.
-        UnreachableError, OutcomeUnknown: no answer.
-    """
-    with probe_partition(client, partition) as trial:
-        trial.out.append_run(run_of(0, _FIRST))
-        found_end = trial.log_end()
-        guard = _guard(trial)
-        return [guard, _producer_ids(trial), _log_end(trial, found_end)]
+def append_guarantees(trial: ProbePartition) -> list[Guarantee]:
+    """Find out whether appends are guarded, with batches that do and do not belong at the log end."""
+    trial.out.append_run(run_of(0, _FIRST))
+    found_end = trial.log_end()
+    guard = _guard(trial)
+    return [guard, _producer_ids(trial), _log_end(found_end)]
 
 
 def _guard(trial: ProbePartition) -> Guarantee:
@@ -84,7 +76,7 @@ def _producer_ids(trial: ProbePartition) -> Guarantee:
     return holds(PRODUCER_IDS, "kept as sent, and reported with their sequence numbers")
 
 
-def _log_end(trial: ProbePartition, found_end: int) -> Guarantee:
+def _log_end(found_end: int) -> Guarantee:
     if found_end != _FIRST:
         return broken(
             LOG_END, f"after an append up to offset {_FIRST} the log end (replica id -2) is reported as {found_end}"

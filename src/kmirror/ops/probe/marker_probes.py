@@ -7,7 +7,6 @@ from contextlib import closing
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fill_plan import MAX_COORDINATOR_EPOCH, WriteMarkers
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acl_commands import PREFIXED, grant_line
 from kmirror.cluster.rights.authorized import marker_operations
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions
@@ -16,7 +15,7 @@ from kmirror.commands import option
 from kmirror.engine.spec import filling_transactional_ids
 from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror.ops.probe.guarantees import Guarantee, Verdict, broken, holds, is_denied, weaker
-from kmirror.ops.probe.partition import ProbePartition, probe_partition, run_of
+from kmirror.ops.probe.partition import ProbePartition, run_of
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
 MARKERS, FENCE = "markers", "fence"
@@ -31,22 +30,16 @@ _NO_FENCE = (
 )
 
 
-def marker_guarantees(client: ClusterClient, partition: TopicPartition) -> list[Guarantee]:
-    """Fill a gap between records with markers; without the right to, with an empty transaction.
-
-    Raises:
-        BrokerError, HistoriesDifferError, RefusedError: the broker does not append as it should.
-        UnreachableError, OutcomeUnknown: no answer.
-    """
-    with probe_partition(client, partition) as trial:
-        trial.out.append_run(run_of(0, _RECORDS))
-        try:
-            trial.out.fill(_RECORDS + _GAP)
-        except RefusedError as error:
-            if error.reason is not Reason.NOT_AUTHORIZED:
-                raise
-            return [_denied(client, MARKERS, _SLOWLY), _empty_transactions(trial)]
-        return [_filled(trial)]
+def marker_guarantees(trial: ProbePartition) -> list[Guarantee]:
+    """Fill a gap between records with markers; without the right to, with an empty transaction."""
+    trial.out.append_run(run_of(0, _RECORDS))
+    try:
+        trial.out.fill(_RECORDS + _GAP)
+    except RefusedError as error:
+        if error.reason is not Reason.NOT_AUTHORIZED:
+            raise
+        return [_denied(trial.client, MARKERS, _SLOWLY), _empty_transactions(trial)]
+    return [_filled(trial)]
 
 
 def _filled(trial: ProbePartition) -> Guarantee:
@@ -88,23 +81,16 @@ def _empty_transactions(trial: ProbePartition) -> Guarantee:
     return holds(EMPTY_TRANSACTIONS, "each fills one offset, which is not shown to readers")
 
 
-def fence_guarantees(client: ClusterClient, partition: TopicPartition) -> list[Guarantee]:
-    """Fence a producer as a failover does, then send what a forgotten engine would.
-
-    Raises:
-        BrokerError, HistoriesDifferError, RefusedError: the broker does not append as it should.
-        UnreachableError, OutcomeUnknown: no answer.
-    """
-    with probe_partition(client, partition) as trial:
-        trial.out.append_run(run_of(0, 1))
-        writer = {partition: Writer(trial.producer_id, 0)}
-        by_marker = fence(client, writer)[partition]
-        if by_marker.error_code not in (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED):
-            found = _fenced(trial, FENCE, by_marker.error_code, by_marker.is_fenced)
-            return [found]
-        by_record = fence(client, writer, with_record=True)[partition]
-        found = _fenced(trial, f"{FENCE} by record", by_record.error_code, by_record.is_fenced)
-        return [_denied(client, FENCE, _NO_FENCE), found]
+def fence_guarantees(trial: ProbePartition) -> list[Guarantee]:
+    """Fence a producer as a failover does, then send what a forgotten engine would."""
+    trial.out.append_run(run_of(0, 1))
+    writer = {trial.partition: Writer(trial.producer_id, 0)}
+    by_marker = fence(trial.client, writer)[trial.partition]
+    if by_marker.error_code not in (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED):
+        return [_fenced(trial, FENCE, by_marker.error_code, by_marker.is_fenced)]
+    by_record = fence(trial.client, writer, with_record=True)[trial.partition]
+    found = _fenced(trial, f"{FENCE} by record", by_record.error_code, by_record.is_fenced)
+    return [_denied(trial.client, FENCE, _NO_FENCE), found]
 
 
 def _fenced(trial: ProbePartition, what: str, code: int, is_fenced: bool) -> Guarantee:

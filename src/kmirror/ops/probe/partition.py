@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import AppendAnswer
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import OutcomeUnknown
+from kmirror.errors import HistoriesDifferError, OutcomeUnknown
+from kmirror.ops.base.context import now_ms
 
 
 class Answered(NamedTuple):
@@ -58,14 +58,10 @@ class ProbePartition:
         """
         before = self.log_end()
         set_producer(run.data, self.producer_id if producer_id is None else producer_id, 0, sequence)
-        answer = self.answer_to(run)
+        answer = self.out.send(run)
         if answer is None:
             raise OutcomeUnknown(f"{self.partition} does not answer a batch")
         return Answered(answer.error_code, answer.base_offset, self.log_end() != before)
-
-    def answer_to(self, run: Run) -> AppendAnswer | None:
-        """Send a batch as it is."""
-        return self.out.send(run)
 
     def log_end(self) -> int:
         """Return the true log end."""
@@ -87,15 +83,22 @@ class ProbePartition:
                 yield ProbedBatch(header, found.data[header.position : header.position + header.size_in_bytes])
 
 
+class _ProbeAppender(OffsetAppender):
+    """Appends also where the broker replaces timestamps: what is stored is compared afterwards."""
+
+    def altered(self, run: Run, answer: AppendAnswer) -> HistoriesDifferError | None:
+        return super().altered(run, answer._replace(log_append_time=None))
+
+
 @contextmanager
 def probe_partition(client: ClusterClient, partition: TopicPartition) -> Iterator[ProbePartition]:
     """Begin to write to a partition. Raises as `OffsetAppender`."""
     producer_id = own_producer_id("", *partition)
-    with OffsetAppender(client, partition, producer_id=producer_id) as out:
+    with _ProbeAppender(client, partition, producer_id=producer_id) as out:
         yield ProbePartition(client, partition, out, producer_id)
 
 
 def run_of(offset: int, count: int) -> Run:
     """Make a batch of records of now."""
-    now_ms = time.time_ns() // 1_000_000
-    return as_run([Record(offset + index, now_ms, b"k%d" % index, b"v") for index in range(count)])
+    at_ms = now_ms()
+    return as_run([Record(offset + index, at_ms, b"k%d" % index, b"v") for index in range(count)])

@@ -1,7 +1,8 @@
 """Find out what a destination guarantees, on a topic of its own: whatever the brokers call themselves.
 
 Each guarantee has a partition of its own, so that one that is broken does not hide the others, and is tried with the
-code that copies, fills, fences and trims.
+code that copies, fills, fences and trims. What that raises is judged as well: brokers that do not answer, or do not
+append as they should.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kmirror.ops.probe.appends import SEQUENCES, append_guarantees
 from kmirror.ops.probe.guarantees import Guarantee, Verdict, failed, holds, weaker
 from kmirror.ops.probe.log_probes import LOG_STARTS, TOPIC_IDS, recreation_guarantees, trim_guarantees
 from kmirror.ops.probe.marker_probes import FENCE, MARKERS, fence_guarantees, marker_guarantees
+from kmirror.ops.probe.partition import ProbePartition, probe_partition
 from kmirror.ops.probe.record_probes import RECORDS, record_guarantees
 from kmirror.ops.probe.topic import ProbeTopic
 from kmirror.ops.rights.protection import NO_AUTHORIZER, OPEN_BY_DEFAULT, survey
@@ -34,9 +36,9 @@ def probe_destination(
         UnreachableError, OutcomeUnknown: no answer; the message names the topic if it may be left.
     """
 
-    def attempt(what: str, trial: Callable[[], list[Guarantee]]) -> None:
+    def attempt(what: str, find: Callable[[], list[Guarantee]]) -> None:
         try:
-            found = trial()
+            found = find()
         except (KmirrorError, OutcomeUnknown) as error:
             found = [failed(what, error)]
             if found[0].reason is Reason.DESTINATION_UNREACHABLE:
@@ -44,14 +46,21 @@ def probe_destination(
         for one in found:
             on_guarantee(one)
 
+    def attempt_on(index: int, what: str, find: Callable[[ProbePartition], list[Guarantee]]) -> None:
+        def found() -> list[Guarantee]:
+            with probe_partition(client, topic.partition(index)) as trial:
+                return find(trial)
+
+        attempt(what, found)
+
     with ProbeTopic(client, replication_factor) as topic:
         attempt(SETTINGS, lambda: _settings(topic))
-        attempt(SEQUENCES, lambda: append_guarantees(client, topic.partition(0)))
-        attempt(RECORDS, lambda: record_guarantees(client, topic.partition(1), topic.largest_batch))
-        attempt(MARKERS, lambda: marker_guarantees(client, topic.partition(2)))
-        attempt(FENCE, lambda: fence_guarantees(client, topic.partition(3)))
-        attempt(LOG_STARTS, lambda: trim_guarantees(client, topic.partition(4)))
-        attempt(TOPIC_IDS, lambda: recreation_guarantees(client, topic, topic.partition(5)))
+        attempt_on(0, SEQUENCES, append_guarantees)
+        attempt_on(1, RECORDS, lambda trial: record_guarantees(trial, topic.largest_batch))
+        attempt_on(2, MARKERS, marker_guarantees)
+        attempt_on(3, FENCE, fence_guarantees)
+        attempt_on(4, LOG_STARTS, trim_guarantees)
+        attempt_on(5, TOPIC_IDS, lambda trial: recreation_guarantees(trial, topic))
     attempt(ACLS, lambda: [_acls(client)])
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 from kmirror.cluster.append import as_run
-from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import (
     ATTRIBUTES_POSITION,
     BATCH_OVERHEAD,
@@ -16,11 +14,11 @@ from kmirror.cluster.protocol.batch import (
 )
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.errors import BrokerError
+from kmirror.ops.base.context import now_ms
 from kmirror.ops.probe.guarantees import Guarantee, broken, holds, weaker
-from kmirror.ops.probe.partition import ProbedBatch, ProbePartition, probe_partition
+from kmirror.ops.probe.partition import ProbedBatch, ProbePartition
 
 RECORDS, BATCHES, TIMESTAMPS, BATCH_SIZE = "records", "batches", "timestamps", "batch size"
 _FIELDS = ("offset", "timestamp", "key", "value", "headers")
@@ -32,31 +30,26 @@ _SMALLEST = 64 << 10
 _REJECTED = "partitions whose source has such batches become FAILED (RECORD_REJECTED)"
 
 
-def record_guarantees(client: ClusterClient, partition: TopicPartition, limit: int | None) -> list[Guarantee]:
+def record_guarantees(trial: ProbePartition, limit: int | None) -> list[Guarantee]:
     """Append batches of every codec, old and new ones, and large ones, and compare what is stored.
 
     `limit` is the largest batch that the topic may have, None if nothing limits it.
-
-    Raises:
-        BrokerError, HistoriesDifferError, RefusedError: the broker does not append as it should.
-        UnreachableError, OutcomeUnknown: no answer.
     """
-    now_ms = time.time_ns() // 1_000_000
-    with probe_partition(client, partition) as trial:
-        sent: list[Run] = []
-        refused: dict[str, BrokerError] = {}
-        for codec in COMPRESSION_TYPES:
-            _append(trial, _records(trial, now_ms), codec, sent, refused, codec)
-        untimely: dict[str, BrokerError] = {}
-        for age, timestamp in (("of 2001", _OLD_MS), ("of next year", now_ms + _AHEAD_MS)):
-            _append(trial, _records(trial, timestamp), "none", sent, untimely, age)
-        stored = list(trial.stored(0, trial.out.log_end_offset))
-        return [
-            _kept(sent, stored),
-            _unchanged(sent, stored, refused),
-            _timely(untimely),
-            _largest(trial, limit),
-        ]
+    at_ms = now_ms()
+    sent: list[Run] = []
+    refused: dict[str, BrokerError] = {}
+    for codec in COMPRESSION_TYPES:
+        _append(trial, _records(trial, at_ms), codec, sent, refused, codec)
+    untimely: dict[str, BrokerError] = {}
+    for age, timestamp in (("of 2001", _OLD_MS), ("of next year", at_ms + _AHEAD_MS)):
+        _append(trial, _records(trial, timestamp), "none", sent, untimely, age)
+    stored = list(trial.stored(0, trial.out.log_end_offset))
+    return [
+        _kept(sent, stored),
+        _unchanged(sent, stored, refused),
+        _timely(untimely),
+        _largest(trial, limit),
+    ]
 
 
 def _records(trial: ProbePartition, timestamp: int) -> list[Record]:
@@ -159,7 +152,7 @@ def _largest(trial: ProbePartition, limit: int | None) -> Guarantee:
     while size >= _SMALLEST:
         run = _sized(trial.out.log_end_offset, size)
         trial.out.assign_sequence(run)
-        answer = trial.answer_to(run)
+        answer = trial.out.send(run)
         if answer is not None and not answer.error_code:
             trial.out.appended(run)
             if not why and limit is None:
@@ -180,8 +173,8 @@ def _largest(trial: ProbePartition, limit: int | None) -> Guarantee:
 
 def _sized(offset: int, size: int) -> Run:
     """Make a batch of exactly this many bytes, with one record."""
-    now_ms = time.time_ns() // 1_000_000
+    at_ms = now_ms()
     value = bytes(size)
-    while (over := len(make_batch([Record(offset, now_ms, b"k", value)])) - size) > 0:
+    while (over := len(make_batch([Record(offset, at_ms, b"k", value)])) - size) > 0:
         value = value[: len(value) - over]
-    return as_run([Record(offset, now_ms, b"k", value)])
+    return as_run([Record(offset, at_ms, b"k", value)])

@@ -17,7 +17,7 @@ from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_ac
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
-from kmirror.ops.base.context import Destination, change, source_client
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.rights.protection import (
     NO_AUTHORIZER,
@@ -26,6 +26,7 @@ from kmirror.ops.rights.protection import (
     Protection,
     is_mirrored,
     protect,
+    protect_from,
     survey,
     unprotect,
     write_rights,
@@ -61,13 +62,11 @@ class RightsJob(DestinationJob):
 
     def _protect(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
         topics = [one.topic for one in view.topics if is_mirrored(one)]
-        before = destination.state()
         if view.settings.read_only == "detect":
             for topic, denied in unprotect(destination, self._mirror, topics).items():
                 yield _event(f"{topic} is no longer protected: read.only=detect", "OK", removed=_names(denied))
             return
-        found = protect(destination, self._mirror, topics, self._known)
-        after = destination.state()
+        found, before, after = protect_from(destination, self._mirror, topics, self._known)
         yield from events_of(before, after, self._mirror, found)
 
     def _sync(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
@@ -78,7 +77,7 @@ class RightsJob(DestinationJob):
                 self._reported = refused.message
                 yield _event(refused.message, "REFUSED", hint=refused.hint)
             return
-        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
+        with self._source_of(view.mirror) as source:
             plan = self._plan(destination, source, view, surveyed)
             if plan is None:
                 if self._reported is None:

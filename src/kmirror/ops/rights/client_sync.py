@@ -15,9 +15,10 @@ from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, scram_users
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
-from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster, source_client
+from kmirror.ops.base.context import Destination, change, cluster_id_of, now_ms, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.rights.protection import is_mirrored
+from kmirror.settings.table import Settings
 from kmirror.state.client_records import ClientsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.sync.quotas import copied_quotas, quota_plan
@@ -38,14 +39,16 @@ class ClientsJob(DestinationJob):
         super().__init__(mirror, destination_properties, cluster_id)
         self._reported: dict[str, Collection[object]] = {}
 
+    def has_work(self, settings: Settings) -> bool:
+        """Return whether these settings give it anything to do."""
+        return settings.sync_quotas_enabled or settings.compare_scram_users_enabled
+
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Run once. Raises KmirrorError if quotas could not be read or changed."""
         settings = view.settings
-        if not (settings.sync_quotas_enabled or settings.compare_scram_users_enabled):
+        if not self.has_work(settings) or not any(is_mirrored(topic) for topic in view.topics):
             return
-        if not any(is_mirrored(topic) for topic in view.topics):
-            return
-        with source_client(view.mirror.source, view.mirror.source_cluster_id) as source:
+        with self._source_of(view.mirror) as source:
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
             if settings.sync_quotas_enabled:
                 yield from self._sync_quotas(self._destination, source, view)

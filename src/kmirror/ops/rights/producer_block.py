@@ -25,7 +25,7 @@ from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, de
 from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError
-from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, source_client
+from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, source_client
 from kmirror.ops.rights.protection import is_mirrored, raise_first, survey, write_rights
 from kmirror.state.event_records import Event
 from kmirror.state.records import TopicRecord
@@ -212,7 +212,7 @@ class ProducerBlock:
 
     def _event(self, result: str, topics: Collection[str]) -> Event:
         details: dict[str, Any] = {"topics": sorted(topics)[:_MOST_NAMES], "count": len(topics)}
-        return Event(now_ms(), self._mirror, "block-producers", actor(), result, details)
+        return own_event(self._mirror, "block-producers", result, details)
 
 
 def unblocking_lines(bindings: Collection[AclBinding], cluster: Arguments) -> str:

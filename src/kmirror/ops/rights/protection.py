@@ -159,6 +159,17 @@ def protect(
         UnreachableError: the destination does not answer.
         KmirrorError: a denial could not be made; what was made stays recorded.
     """
+    return protect_from(destination, mirror, topics, known)[0]
+
+
+def protect_from(
+    destination: Destination, mirror: str, topics: Collection[str], known: ProbeCache | None = None
+) -> tuple[dict[str, Protection], State, State]:
+    """Protect topics as `protect` does; return also what was stored before and after that.
+
+    Raises:
+        UnreachableError, KmirrorError: as `protect`.
+    """
     surveyed = survey(destination.client, topics, known)
     state = destination.state()
     found = {
@@ -168,8 +179,9 @@ def protect(
     }
     if surveyed.detected_only is None:
         found = _carry_out(destination, mirror, surveyed, state, found)
-    _store(destination, mirror, state, surveyed.detected_only, found)
-    return found
+    is_stored = _store(destination, mirror, state, surveyed.detected_only, found)
+    has_changed = is_stored or any(one.changed for one in found.values())
+    return found, state, destination.state() if has_changed else state
 
 
 def unprotect(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, tuple[AclBinding, ...]]:
@@ -278,14 +290,16 @@ def _carry_out(
 
 def _store(
     destination: Destination, mirror: str, before: State, cluster_wide: str | None, found: Mapping[str, Protection]
-) -> None:
-    """Store why foreign writes are only detected: once for the cluster, or by topic."""
+) -> bool:
+    """Store why foreign writes are only detected: once for the cluster, or by topic. Return whether that is new."""
     reasons = {topic: None if cluster_wide is not None else one.detected_only for topic, one in found.items()}
     reasons[SHARED] = cluster_wide
-    if any(before.rights(mirror, topic).detected_only != why for topic, why in reasons.items()):
+    is_new = any(before.rights(mirror, topic).detected_only != why for topic, why in reasons.items())
+    if is_new:
         present = destination.state()
         records = {topic: replace(present.rights(mirror, topic), detected_only=why) for topic, why in reasons.items()}
         write_rights(destination, mirror, records)
+    return is_new
 
 
 def _all(groups: Iterable[Iterable[AclBinding]]) -> list[AclBinding]:

@@ -13,7 +13,8 @@ from kmirror.beside import beside
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
 from kmirror.engine.driver.mirror import MirrorEngine
-from kmirror.engine.driver.side_jobs import JobView, SideJob
+from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
+from kmirror.engine.lanes.lane_jobs import LaneRunner
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.worker_logins import Logins, require_logins
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
@@ -28,8 +29,10 @@ from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.client_sync import ClientsJob
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.state.records import MirrorRecord
+from kmirror.state.waiting import BRIEFLY_S
 
 #: How long a lane may write after it last read that no other engine has taken over.
 LEASE_TTL_MS = 5_000
@@ -89,7 +92,7 @@ class EngineStart:
             self._lease = Lease.acquire(store, mirror, self._identity, LEASE_TTL_MS, take_over=take_over, again=again)
         if self._lease is None:
             return False
-        state = self._destination.state()
+        state = self._destination.state(BRIEFLY_S)  # all that was stored before the lease has been read with it
         try:
             require_not_failed_over(state, require_mirror(state, mirror))
             if is_being_stopped(state, mirror):
@@ -111,7 +114,7 @@ class EngineStart:
     def discover(self) -> Iterator[str]:
         """Add the source topics that the mirror's filters match now; yield notes."""
         lease = self._held_lease()
-        state, record = self._destination.state(), self._record
+        state, record = self._destination.state(BRIEFLY_S), self._record
         view = JobView(
             record,
             stored_settings(record.settings),
@@ -126,7 +129,7 @@ class EngineStart:
         with closing(DiscoveryJob(record.name, self._destination.properties, self._destination.cluster_id)) as job:
             for event in job.run(view):
                 lease.heartbeat({}, timeout=_HEARTBEAT_TIMEOUT_S)
-                if event.note is not None:
+                if isinstance(event, JobEvent) and event.note is not None:
                     yield event.note
                 if self._stop.is_set():
                     return
@@ -141,15 +144,15 @@ class EngineStart:
             if isinstance(error, RefusedError):
                 raise error
 
-    def engine(self, runtime: SparkRuntime) -> MirrorEngine:
-        """Create the engine, which then owns the lease."""
+    def engine(self, runtime: SparkRuntime, lanes: LaneRunner) -> MirrorEngine:
+        """Create the engine, which then owns the lease; `lanes` runs its lanes."""
         mirror, properties, cluster_id = self.mirror, self._destination.properties, self._destination.cluster_id
         return MirrorEngine(
             mirror,
-            self._destination.state(),
+            self._destination.state(BRIEFLY_S),
             self._held_lease(),
             properties,
-            runtime,
+            lanes,
             actor(),
             TopicRebuilder(properties, mirror, runtime, cluster_id),
             side_jobs_of(mirror, properties, cluster_id),

@@ -10,10 +10,9 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 
-from kmirror.columns import COUNT, Column, document, object_of, one_of
+from kmirror.columns import COUNT, Column, columns_of, document, object_of, one_of, shown, table_row
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.threads import guarded_thread
@@ -32,32 +31,18 @@ _MOST_EVENTS = 500
 _LAST_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@table_row
 class EventInput:
     """What the command is given."""
 
-    destination: Destination
-    events: tuple[Event, ...]
-    dropped: int
+    when: When = shown(one_of("when", When), "always on-event", default=When.EVENT)
+    destination: Destination = shown(object_of(DESTINATION), "the destination of the mirrors")
+    events: tuple[Event, ...] = shown(EVENTS.type, "the events since the last run of the command, oldest first")
+    dropped: int = shown(COUNT, "how many later events are not in the list")
 
 
 #: The document on its stdin.
-EVENT_INPUT: tuple[Column[EventInput], ...] = (
-    Column("when", one_of("when", When), "always on-event", lambda _: When.EVENT),
-    Column(
-        "destination",
-        object_of(DESTINATION),
-        "the destination of the mirrors",
-        lambda given: document(DESTINATION, given.destination),
-    ),
-    Column(
-        "events",
-        EVENTS.type,
-        "the events since the last run of the command, oldest first",
-        lambda given: [EVENTS.document(event) for event in given.events],
-    ),
-    Column("dropped", COUNT, "how many later events are not in the list", lambda given: given.dropped),
-)
+EVENT_INPUT: tuple[Column[EventInput], ...] = columns_of(EventInput)
 
 
 class WaitingEvents:
@@ -150,7 +135,8 @@ class EventHook:
 
     def _work(self, destination: Destination) -> None:
         while (found := self._next()) is not None:
-            given = EventInput(destination, *found)
+            events, dropped = found
+            given = EventInput(destination=destination, events=events, dropped=dropped)
             content = json.dumps(document(EVENT_INPUT, given)).encode()
             self._report(run_hook(self._command, content, lambda: now() >= self._end_at))
 

@@ -18,23 +18,26 @@ from kmirror import __version__
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.driver import NO_MIRRORS, Ending, Limits, RunView, Watcher, drive
 from kmirror.engine.driver.engines import Engines, NotCopied, Supervisor
+from kmirror.engine.driver.mirror import MirrorEngine
 from kmirror.engine.driver.snapshots import Snapshots
-from kmirror.engine.memory import limit_arenas, return_large_blocks
+from kmirror.engine.memory import allow_many_files, limit_arenas, return_large_blocks
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.engine.status.journal import Level, Note
-from kmirror.errors import RefusedError, UsageError
+from kmirror.errors import KmirrorError, RefusedError, UsageError
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.retrying import Interrupted, Retries
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.ops.base.spark import StartingSpark, new_log_file, spark_options, watched
+from kmirror.ops.base.spark import StartingSpark, lane_runner, new_log_file, spark_options, watched
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.event_hook import EventHook
 from kmirror.ops.run.last_group_sync import last_group_sync
 from kmirror.ops.run.outcome import outcome
 from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.stop import require_not_failed_over
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
@@ -78,6 +81,7 @@ def run(
     if not request.all_mirrors and not request.mirrors:
         raise UsageError("--mirror is missing", "give --mirror M, or --all for every mirror of the destination")
     keep_memory_small()
+    allow_many_files()
     began, log_file = now(), new_log_file()
     check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
@@ -206,9 +210,12 @@ class _Run:
             for start in starts:
                 check = partial(start.check_workers, runtime, _WORKERS_S)
                 retries.attempt("Spark's workers", check, phase="starting", at_once=at_once, idle=keep)
+            lanes = stack.enter_context(lane_runner(request, runtime))
             engines = Engines(
                 [
-                    retries.attempt("the destination", partial(start.engine, runtime), phase="starting", idle=keep)
+                    retries.attempt(
+                        "the destination", partial(start.engine, runtime, lanes), phase="starting", idle=keep
+                    )
                     for start in starts
                 ]
             )
@@ -216,7 +223,7 @@ class _Run:
             if not request.until_caught_up:
                 # a mirror that a command took for a moment is started again
                 again = EngineSupervisor(self.destination, request, started.state, engines.running)
-                again.runtime = runtime
+                again.use(runtime, lanes)
                 stack.callback(again.close)
             ending = self._drive(runtime, engines, again)
             retries.has_running_attempt |= again is not None and again.is_busy
@@ -236,13 +243,14 @@ class _Run:
             self.watcher(_view(request, self.began, "starting"))
             spark = StartingSpark(spark_options(request, everyone.records, self.log_file))
             stack.callback(spark.stop)
-            runtime = everyone.runtime = retries.attempt(
+            runtime = retries.attempt(
                 "Spark",
                 spark.ready,
                 phase="starting",
                 at_once=request.fails_fast,
                 idle=lambda: everyone.tick(engines),
             )
+            everyone.use(runtime, stack.enter_context(lane_runner(request, runtime)))
             ending = self._drive(runtime, engines, everyone)
             retries.has_running_attempt |= everyone.is_busy
         return self._ended(engines, ending, everyone.not_copied)
@@ -266,8 +274,32 @@ class _Run:
         ended = outcome(self.request, engines, ending, not_copied)
         if ending is not Ending.CAUGHT_UP:
             return ended
-        caught_up = [engine.mirror for engine in engines.last if engine.mirror not in not_copied]
-        return _with_groups(self.destination, caught_up, ended)
+        caught_up = [engine for engine in engines.last if engine.mirror not in not_copied]
+        done = _with_groups(self.destination, [engine.mirror for engine in caught_up], ended)
+        return _with_left_out(self.destination, caught_up, done)
+
+
+def _with_left_out(destination: Destination, engines: Iterable[MirrorEngine], ended: VerbResult) -> VerbResult:
+    """Return the result with warnings of topics that were not copied; a refusal if they are all of a mirror's."""
+    rows, warnings = list(ended.results), list(ended.warnings)
+    for engine in engines:
+        missed = _left_out(destination, engine.mirror)
+        if engine.orders.assignments():
+            warnings += missed
+            continue
+        what = f"nothing was copied: mirror {engine.mirror} has no topics to copy"
+        rows += [TopicResult(None, None, Outcome.REFUSED, what, hint=text) for text in missed]
+        warnings += [] if missed else [what]
+    return VerbResult.of("run", ended.mirror, rows, groups=ended.groups, warnings=warnings)
+
+
+def _left_out(destination: Destination, mirror: str) -> list[str]:
+    try:
+        record = require_mirror(destination.state(), mirror)
+    except KmirrorError:
+        return []  # what is copied is copied
+    with LeftBehind(record, whole=True) as left:
+        return left.warnings(destination.state, "not copied")
 
 
 def _with_groups(destination: Destination, mirrors: Iterable[str], ended: VerbResult) -> VerbResult:

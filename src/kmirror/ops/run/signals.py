@@ -12,9 +12,11 @@ from queue import SimpleQueue
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Set an event at Ctrl-C or SIGTERM instead of dying; only the main thread can."""
+    """Set an event at Ctrl-C, SIGTERM or SIGHUP (a lost terminal) instead of dying; only the main thread can."""
     stop = threading.Event()
-    with _handling((signal.SIGINT, signal.SIGTERM), stop.set):
+    # with nohup a process outlives its terminal
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    with _handling((signal.SIGINT, signal.SIGTERM, *hangup), stop.set):
         yield stop
 
 

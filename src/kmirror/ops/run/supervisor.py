@@ -21,6 +21,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.driver.engines import Engines, NotCopied
 from kmirror.engine.driver.mirror import MirrorEngine
+from kmirror.engine.lanes.lane_jobs import LaneRunner
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.status.journal import Level, Note
 from kmirror.engine.threads import call_in_thread, guarded_thread
@@ -31,7 +32,7 @@ from kmirror.ops.base.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transie
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
-from kmirror.state.lease import FencedByCommandError, has_ended
+from kmirror.state.engine_identity import FencedByCommandError, has_ended
 from kmirror.state.records import EngineRecord, MirrorRecord
 from kmirror.state.snapshot import State
 
@@ -152,10 +153,14 @@ class EngineSupervisor:
         self._notes: SimpleQueue[Note] = SimpleQueue()
         self._seen: State | None = state
         self._closing = threading.Event()
-        #: Spark, once it has started.
-        self.runtime: SparkRuntime | None = None
+        #: Spark, once it has started, and what runs lanes there.
+        self._workers: tuple[SparkRuntime, LaneRunner] | None = None
         self._has_lease = threading.Event()
         guarded_thread(self._follow, "kmirror-mirrors", self._broken).start()
+
+    def use(self, runtime: SparkRuntime, lanes: LaneRunner) -> None:
+        """Have the engines use Spark, which has started, and what runs lanes there."""
+        self._workers = runtime, lanes
 
     @property
     def records(self) -> Sequence[MirrorRecord]:
@@ -299,13 +304,13 @@ class EngineSupervisor:
                 # topics that the filters match now must be copied too
                 for text in start.discover():
                     self._note(start.mirror, text)
-            while (runtime := self.runtime) is None:
+            while (workers := self._workers) is None:
                 if self._closing.wait(_READ_S):
                     start.close()
                     return None
                 start.keep()
-            start.check_workers(runtime, _WORKERS_S)
-            return start.engine(runtime)
+            start.check_workers(workers[0], _WORKERS_S)
+            return start.engine(*workers)
         except BaseException:
             start.close()
             raise
@@ -325,7 +330,7 @@ class EngineSupervisor:
     def _check_engine(self, member: _Member, engines: Engines, at: float) -> None:
         """Check whether a mirror's engine has ended by itself."""
         engine = member.engine
-        if engine is None or engine in engines.running or (why := engines.why_ended(engine)) is None:
+        if engine is None or (why := engines.why_ended(engine)) is None or engine in engines.running:
             return
         member.is_left_out = self._request.until_caught_up
         member.engine = None

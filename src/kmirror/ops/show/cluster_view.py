@@ -192,9 +192,9 @@ def _read_source(client: ClusterClient, topics: tuple[str, ...], cluster_id: str
 
 def _read_destination(client: ClusterClient, topics: tuple[str, ...]) -> ClusterSnapshot:
     metadata = client.metadata(topics, timeout=REACH_TIMEOUT_S)
-    lookups = [Lookup(EARLIEST), Lookup(LATEST, log_end=True)]
+    lookups = [Lookup(EARLIEST), Lookup(LATEST)]
     starts, ends = client.look_up_offsets(_led(metadata), lookups, metadata=metadata, timeout=_DESTINATION_TIMEOUT_S)
-    return ClusterSnapshot(now_ms(), metadata.topics, log_start_offset=_known(starts), log_end_offset=_known(ends))
+    return ClusterSnapshot(now_ms(), metadata.topics, log_start_offset=_known(starts), high_watermark=_known(ends))
 
 
 def _led(metadata: ClusterMetadata) -> list[TopicPartition]:

@@ -15,19 +15,23 @@ from kmirror.ops.base.upstream import by_reason, unknown_loop
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.open_transactions import (
     SHOWN_AFTER_MS,
+    OpenTransaction,
     is_blocked_by_transaction,
     open_transactions,
     with_transaction,
 )
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.lease import has_ended
+from kmirror.state.engine_identity import has_ended
+from kmirror.state.internal_topics import hidden_note
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
+from kmirror.state.waiting import BRIEFLY_S
 from kmirror.status.engine_health import EngineHealth, engine_health
 from kmirror.status.mirror_status import MirrorStatus
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.rules import mirror_status
+from kmirror.status.unmirrored import not_added_notes, not_added_topics
 
 
 def describe(
@@ -58,18 +62,30 @@ def describe(
 
 
 def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
-    """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it."""
-    return tuple(unreadable_error(record).message for record in destination.state().unreadable(mirror))
+    """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it.
+
+    Another one if an open transaction hides records, or hid some from what was read before.
+    """
+    store = destination.store
+    before = store.hidden_from
+    unreadable = destination.state(BRIEFLY_S).unreadable(mirror)
+    hidden_from, store.hidden_from = store.hidden_from if before is None else before, None
+    hidden = () if hidden_from is None else (hidden_note(hidden_from),)
+    return (*hidden, *(unreadable_error(record).message for record in unreadable))
 
 
-def upstream_notes(
-    destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None
-) -> list[str]:
-    """Return a sentence for each reason why a loop of some of these topics would not have been noticed."""
-    chosen = select_stored_topics(destination.state(), mirror, topics)
+def topic_notes(destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None) -> list[str]:
+    """Return a sentence for each reason why a loop of some of these topics would not have been noticed.
+
+    Without `topics` also one for each source topic that the filters select and that could not be added.
+    """
+    state = destination.state()
+    chosen = select_stored_topics(state, mirror, topics)
     living = [one for one in chosen if one.desired is not DesiredState.STOPPED]
     unknown = {one.topic: one.upstream_unknown for one in living if one.upstream_unknown is not None}
-    return [unknown_loop(why, found) for why, found in by_reason(unknown).items()]
+    mirrors = [one for one in state.mirrors if topics is None and mirror in (None, one.name)]
+    not_added = (note for one in mirrors for note in not_added_notes(not_added_topics(state, one)))
+    return [*(unknown_loop(why, found) for why, found in by_reason(unknown).items()), *not_added]
 
 
 def with_open_transactions(
@@ -87,13 +103,24 @@ def with_open_transactions(
     records = [mirror.record for mirror in mirrors if held[mirror.record.name]]
     opened = prober.ask_sources([(record, partial(open_transactions, held[record.name])) for record in records])
 
-    def named(mirror: MirrorStatus, row: PartitionRow) -> PartitionRow:
-        found = opened[mirror.record.name].get(TopicPartition(row.source_topic, row.partition))
+    return [naming_transactions(one, opened.get(one.record.name, {}), now_ms(), shown_after_ms) for one in mirrors]
+
+
+def naming_transactions(
+    mirror: MirrorStatus,
+    opened: Mapping[TopicPartition, OpenTransaction],
+    at_ms: int,
+    shown_after_ms: int = SHOWN_AFTER_MS,
+) -> MirrorStatus:
+    """Return the mirror, naming those of its source's open transactions that block a copy."""
+
+    def named(row: PartitionRow) -> PartitionRow:
+        found = opened.get(TopicPartition(row.source_topic, row.partition))
         if found is None or not is_blocked_by_transaction(row):
             return row
-        return with_transaction(row, found, mirror.record.source, now_ms(), shown_after_ms)
+        return with_transaction(row, found, mirror.record.source, at_ms, shown_after_ms)
 
-    return [one.changed(partial(named, one)) if opened.get(one.record.name) else one for one in mirrors]
+    return mirror.changed(named) if opened else mirror
 
 
 def read_status(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
@@ -126,7 +125,10 @@ def _rows(
     here = ClusterGroups(destination.client)
     found = None
     if selected.names:
-        question = partial(_read_groups, state, mirror, settings, selected)
+
+        def question(client: ClusterClient, seconds: float) -> SourceGroups:
+            return read_source_groups(ClusterGroups(client, seconds), state, mirror, settings, selected)
+
         found = prober.ask_sources([(mirror, question)]).get(mirror.name)
     plans = plan_groups(found, here, state, mirror.name, settings) if found is not None else ()
     records = {record.group: record for record in state.groups(mirror.name)}
@@ -173,17 +175,6 @@ def _rows(
                     )
                 )
     return rows
-
-
-def _read_groups(
-    state: State,
-    mirror: MirrorRecord,
-    settings: Settings,
-    topics: MirroredTopics,
-    client: ClusterClient,
-    seconds: float,
-) -> SourceGroups:
-    return read_source_groups(ClusterGroups(client, seconds), state, mirror, settings, topics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.group_offsets import GroupKind
@@ -23,6 +23,7 @@ from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
 from kmirror.state.records import TopicRecord
@@ -92,13 +93,7 @@ def read_ends(client: ClusterClient, topics: Iterable[TopicRecord], offsets: Gro
     found = client.metadata([topic.source_topic for topic in topics], timeout=_REQUEST_S).topics
     counts = {name: len(topic.partitions) for name, topic in found.items() if not topic.error_code}
     partitions = [TopicPartition(name, p) for name, count in counts.items() for p in range(count)]
-    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST), timeout=_REQUEST_S)
-    marks = client.list_offsets(dict.fromkeys(partitions, LATEST), timeout=_REQUEST_S)
-    bounds = {
-        partition: (start, end)
-        for partition in partitions
-        if (start := starts[partition].offset) is not None and (end := marks[partition].offset) is not None
-    }
+    bounds = log_bounds(client, partitions, timeout=_REQUEST_S)
     empty_from = {}
     for partition, (start, end) in bounds.items():
         committed = [max(start, one[partition]) for one in offsets.committed.values() if partition in one]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kmirror.cluster.security.client_config import client_config
+from kmirror.commands import on_mirror
 from kmirror.engine.clock import now
-from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, TimedOutError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, as_kmirror_error, known_mirror
 from kmirror.ops.show.charge_keeper import ChargeKeeper, EndInCharge
 from kmirror.state.records import MirrorRecord
@@ -54,8 +55,17 @@ def in_charge(destination: Destination, mirror: str, topic: str | None = None) -
             is_first = not is_known
             threading.Event().wait(_PAUSE_S)
     if trouble and not any(one.in_charge for one in found):
-        raise trouble[-1]
+        raise _unknown(trouble[-1], mirror)
     return found
+
+
+def _unknown(trouble: KmirrorError, mirror: str) -> KmirrorError:
+    """Return the error for a source that is needed and does not answer, or refuses us."""
+    what = f"neither cluster is certain to be in charge, and the source does not say: {trouble.message}"
+    if trouble.reason is not Reason.DESTINATION_UNREACHABLE:
+        return UnreachableError(what, trouble.hint, trouble.reason)
+    hint = f"check that the source is up: `{on_mirror('check', mirror)}`; topics that are failed over do not need it"
+    return UnreachableError(what, hint, Reason.SOURCE_UNREACHABLE)
 
 
 @contextmanager

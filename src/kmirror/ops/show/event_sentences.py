@@ -166,7 +166,9 @@ def _recovered(facts: _Facts) -> str:
 def _requested(facts: _Facts) -> str:
     accepted = facts.raw("accepted")
     lost = ", and accepted to continue without records that the source lost" if accepted else ""
-    return f"{facts.actor} requested that {facts.named('partition', 'partitions')} be copied again{lost}"
+    rebuilt = facts.names("rebuilds")
+    rebuild = f", and accepted that {listed(rebuilt)} {'is' if len(rebuilt) == 1 else 'are'} rebuilt" if rebuilt else ""
+    return f"{facts.actor} requested that {facts.named('partition', 'partitions')} be copied again{lost}{rebuild}"
 
 
 def _settings(facts: _Facts) -> str:
@@ -179,12 +181,8 @@ def _settings(facts: _Facts) -> str:
     return f"settings of {facts.text('topic', 'a topic')} synced from its source: {', '.join(parts) or 'none'}"
 
 
-def _recreating(facts: _Facts) -> str:
-    return f"{facts.named('source topic', 'sourceTopics')} {facts.message.removeprefix(': ')}"
-
-
 def _loss_accepted(facts: _Facts) -> str:
-    lost, until = facts.number("records", "record"), facts.count("until")
+    lost, until = facts.number("records", "offset"), facts.count("until")
     where = f": {facts.text('from', '?')} to {until - 1}" if until is not None else ""
     return f"{facts.partition} continues without {lost} that its source had lost{where}"
 
@@ -193,10 +191,6 @@ def _truncated(facts: _Facts) -> str:
     until = facts.count("until")
     where = f"the offsets {facts.text('from', '?')} to {until - 1}" if until is not None else "records"
     return f"{facts.partition} lost {where} at the destination; they are copied again from the source"
-
-
-def _given_back(facts: _Facts) -> str:
-    return f"{facts.actor} gave up promoting {facts.named('topic', 'topics')}: mirrored as before"
 
 
 def _group(what: str) -> _Say:
@@ -246,13 +240,15 @@ _COMMANDS: Mapping[str, _Say] = {
 }
 _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("promote", "WAITING"): lambda f: f"{f.actor} waits to promote {f.named('topic', 'topics')} until fully copied",
-    ("promote", "GIVEN_BACK"): _given_back,
+    ("promote", "GIVEN_BACK"): lambda f: (
+        f"{f.actor} gave up promoting {f.named('topic', 'topics')}: mirrored as before"
+    ),
     ("recover", "REQUESTED"): _requested,
     ("discovery", "ADDED"): lambda f: f"the engine began to mirror {f.named('new source topic', 'topics')}",
     ("discovery", "UNKNOWN"): lambda f: (
         f"whether mirroring {f.named('source topic', 'sourceTopics')} makes a loop is unknown{f.message}"
     ),
-    ("discovery", "RECREATING"): _recreating,
+    ("discovery", "RECREATING"): lambda f: f"{f.named('source topic', 'sourceTopics')} {f.message.removeprefix(': ')}",
     ("rebuild", "BEGUN"): _fact(
         "{actor} began to rebuild {0} ({1}); its records go to {2}", "topic", "reason", "archive"
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kmirror.ops.base.context import Destination, known_mirror
 from kmirror.ops.show.cluster_view import Prober
 from kmirror.ops.show.describe import read_status, unreadable_notes, with_open_transactions
+from kmirror.state.waiting import BRIEFLY_S
 from kmirror.status.mirror_status import MirrorRow
 from kmirror.status.topic_status import TopicStatus, Totals, totals
 
@@ -41,7 +42,7 @@ def read_overview(destination: Destination, prober: Prober, mirror: str | None =
         RefusedError: no such mirror.
         UnreachableError: the destination does not answer.
     """
-    state = destination.state()
+    state = destination.state(BRIEFLY_S)
     if mirror is not None:
         known_mirror(state, mirror)
     mirrors = [one for one in state.mirrors if mirror in (None, one.name)]

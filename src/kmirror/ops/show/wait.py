@@ -19,9 +19,19 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.commands import on_mirror
-from kmirror.errors import BrokerError, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.errors import (
+    HISTORY_REASONS,
+    BrokerError,
+    KmirrorError,
+    OutcomeUnknown,
+    Reason,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+)
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.cluster_view import Prober
@@ -30,12 +40,13 @@ from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_of
 from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import DesiredState, PartitionState
+from kmirror.state.records import DesiredState, MirrorRecord, NotAdded, PartitionState, TopicRecord
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow, shown_duration
 from kmirror.status.topic_state import TopicState
-from kmirror.words import counted, listed
+from kmirror.status.unmirrored import not_added_notes, not_added_topics
+from kmirror.words import counted, listed, one_line
 
 _PAUSE_S = 0.5
 _MOST_NAMED = 10
@@ -68,7 +79,7 @@ def wait(
     *,
     topics: TopicSelector | None = None,
     groups: TopicSelector | None = None,
-    on_check: Callable[[str], None] | None = None,
+    on_check: Callable[[str], None] = lambda _: None,
 ) -> VerbResult:
     """Wait until the condition holds for every selected topic (default: all); `on_check` gets each check's progress.
 
@@ -79,33 +90,52 @@ def wait(
     Raises:
         RefusedError: no such mirror, a plain name among `topics` is no topic of it, it has no topics, or no group reads
             a topic that must be drained.
-        UnreachableError: the destination does not answer, or *caught-up* or *drained* need the source and it does not.
+        UnreachableError: the destination does not answer, at the beginning or when the time is up; or *caught-up* or
+            *drained* need the source and it does not.
         UsageError: `groups` are given for another condition than *drained*.
     """
     until = time.monotonic() + timeout_ms / 1000
     if condition is Condition.DRAINED:
-        return _wait_until_drained(destination, mirror, until, topics, groups, on_check or (lambda _: None))
+        return _wait_until_drained(destination, mirror, until, topics, groups, on_check)
     if groups is not None:
         raise UsageError(f"--groups is not for --for {condition}", "it belongs to --for drained")
     targets: dict[TopicPartition, int] = {}
+    has_answered = False
     with Prober(destination) as prober:
         while True:
-            state = destination.state()
-            record = require_mirror(state, mirror)
-            chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-            if not chosen:
-                raise RefusedError(f"mirror {mirror} has no topics yet", "add some with `kmirror add`")
-            found, sources = read_status(prober, state, chosen)
+            try:
+                state = destination.state()
+                record = require_mirror(state, mirror)
+                chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+                if not chosen:
+                    why = "; ".join(not_added_notes(not_added_topics(state, record)))
+                    raise RefusedError(
+                        f"mirror {mirror} has no topics yet{f': {why}' if why else ''}", "add some with `kmirror add`"
+                    )
+                found, sources = read_status(prober, state, chosen)
+            except (KmirrorError, OutcomeUnknown) as error:
+                # brokers are restarted while migrations wait
+                if not has_answered or not is_transient(error) or time.monotonic() >= until:
+                    raise
+                on_check(f"unknown now: {one_line(str(error))}")
+                time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
+                continue
+            has_answered = True
             rows = [row for one in found for row in one.partitions]
             if condition is Condition.OBJECTIVE:
                 rows = _with_objective(rows)
             if condition is Condition.CAUGHT_UP:
                 _take_targets(targets, rows, sources.get(record.name))
-            if on_check is not None:
-                on_check(progress(condition, rows, targets))
-            results = judge(condition, rows, targets)
+            on_check(progress(condition, rows, targets))
+            results, warnings = judge(condition, rows, targets), list[str]()
+            if topics is None:
+                missing = not_added_topics(state, record)
+                if condition is Condition.HEALTHY:
+                    results += not_added_results(record, missing)
+                else:
+                    warnings = not_added_notes(missing)
             if is_over(results) or time.monotonic() >= until:
-                return VerbResult.of("wait", mirror, results)
+                return VerbResult.of("wait", mirror, results, warnings=warnings)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))
 
 
@@ -119,17 +149,18 @@ def _wait_until_drained(
 ) -> VerbResult:
     """Wait until consumers have read all that the source holds of the topics: those selected, or all not stopped."""
     results: list[TopicResult] | None = None
+    chosen: Sequence[TopicRecord] = ()
     with ExitStack() as stack:
         source: ClusterClient | None = None
         while True:
-            state = destination.state()
-            record = require_mirror(state, mirror)
-            chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
-            if topics is None:
-                chosen = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
-            if not chosen:
-                raise RefusedError(f"mirror {mirror} mirrors no topic", "name stopped topics with --topics")
             try:
+                state = destination.state()
+                record = require_mirror(state, mirror)
+                chosen = select_topics(state.topics(mirror), topics, f"of mirror {mirror}")
+                if topics is None:
+                    chosen = [topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
+                if not chosen:
+                    raise RefusedError(f"mirror {mirror} mirrors no topic", "name stopped topics with --topics")
                 if source is None:
                     source = stack.enter_context(
                         ClusterClient(client_config(record.source).expecting(record.source_cluster_id))
@@ -144,10 +175,10 @@ def _wait_until_drained(
                         NO_READER,
                     )
                 results = judge_drained(chosen, offsets, ends)
-            except (UnreachableError, BrokerError) as error:
+            except (UnreachableError, BrokerError, OutcomeUnknown) as error:
                 if results is None:
                     raise
-                why = f"what consumers have read is unknown now: {error.message}"
+                why = f"what consumers have read is unknown now: {one_line(str(error))}"
                 results = [TopicResult(topic.topic, None, Outcome.TIMED_OUT, why, error.reason) for topic in chosen]
             left = [row for row in results if row.result is not Outcome.DONE]
             lacking = len(left)
@@ -164,6 +195,15 @@ def judge(condition: Condition, rows: Sequence[PartitionRow], targets: Targets) 
     A FAILED partition does not catch up by itself, but it can still be stopped.
     """
     return [_judged(condition, topic, list(own), targets) for topic, own in groupby(rows, lambda row: row.topic)]
+
+
+def not_added_results(mirror: MirrorRecord, not_added: NotAdded) -> list[TopicResult]:
+    """Return a result for each source topic that discovery could not add: the mirror is not healthy."""
+    prefix, hint = stored_settings(mirror.settings).topic_prefix, "let it be mirrored, or exclude it"
+    return [
+        TopicResult(prefix + name, None, Outcome.TIMED_OUT, message, hint=hint)
+        for name, message in not_added.why.items()
+    ]
 
 
 def is_over(results: Sequence[TopicResult]) -> bool:
@@ -203,7 +243,9 @@ def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targ
     missing = [(row, why) for row in rows if (why := _missing(condition, row, targets)) is not None]
     lag = max((row.lag for row in rows if row.lag is not None), default=None)
     if not missing:
-        return TopicResult(topic, None, Outcome.DONE, f"{topic} is {condition.words}", lag=lag)
+        is_stopped = all(row.state is PartitionState.STOPPED for row in rows)
+        words = "stopped, and no longer copied" if is_stopped else condition.words
+        return TopicResult(topic, None, Outcome.DONE, f"{topic} is {words}", lag=lag)
     row, why = missing[0]
     failed = None
     if condition is not Condition.STOPPED:
@@ -231,7 +273,10 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
         return f"`{on_mirror('promote', row.mirror)}` stops it, `kmirror failover` does so without its source"
     if row.state is PartitionState.FAILED:
         return f"`{on_mirror('describe', row.mirror)} --failed` shows what failed"
+    who = f"`{on_mirror('check', row.mirror)}` shows which brokers do not answer, and why; or wait longer"
     return {
+        Reason.SOURCE_UNREACHABLE: who,
+        Reason.DESTINATION_UNREACHABLE: who,
         Reason.NO_ENGINE: f"`{on_mirror('run', row.mirror)}` starts an engine",
         Reason.ENGINE_SILENT: f"`{on_mirror('run', row.mirror)} --take-over` replaces an engine that is stuck",
         Reason.NO_WORKERS: "start Spark workers that the engine's master can use, or check the engine's log",
@@ -269,6 +314,8 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     why = f"; {row.error_message}" if row.error_message else ""
     if behind > 0 or row.state is PartitionState.FAILED:
         return f"{counted(max(0, behind), 'offset')} behind{why}"
+    if row.reason in HISTORY_REASONS:  # what makes it long enough need not be the source's
+        return row.error_message or row.reason
     if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
         return f"its log is still being aligned with the source's{why}"
     return None

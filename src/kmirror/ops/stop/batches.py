@@ -24,6 +24,7 @@ from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote
@@ -88,7 +89,7 @@ def promote_in_batches(
     chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     if request.exclude is not None:
         chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
-    left = [topic.topic for topic in chosen if not is_stopped(state, topic)]
+    left = [topic.topic for topic in chosen if not is_stopped(topic)]
     batches = [left[first : first + size] for first in range(0, len(left), size)]
     if dry_run or not batches:
         return _with_plan(
@@ -154,17 +155,19 @@ def promote_in_batches(
     reached = {row.topic for row in done_so_far.rows}
     done_so_far.rows += not_reached_rows([name for name in left if name not in reached], why, done_so_far.rows)
     rows = sorted_rows(done_so_far.rows)
-    with closing(ClientComparison(destination, mirror)) as clients:
+    whole = request.topics is None and request.exclude is None
+    with closing(ClientComparison(destination, mirror)) as clients, LeftBehind(mirror, whole=whole) as behind:
+        warnings = [warning for one in done_so_far.parts for warning in _own_warnings(one)]
         result = VerbResult.of(
             "promote",
             mirror.name,
             rows,
             groups=[row for one in done_so_far.parts for row in one.groups],
-            warnings=dict.fromkeys(warning for one in done_so_far.parts for warning in _own_warnings(one)),
+            warnings=dict.fromkeys([*warnings, *behind.warnings(destination.state)]),
             clients=clients.gaps(chosen),
             steps=done_so_far.runner.done,
+            blocked=tuple(row for one in done_so_far.parts for row in one.blocked),
         )
-    result = replace(result, blocked=tuple(row for one in done_so_far.parts for row in one.blocked))
     evidence = evidence_of(
         destination, mirror, result, began_ms, done_so_far.runner.seconds, together=False, batches=done_so_far.batches
     )

@@ -32,6 +32,7 @@ from kmirror.ops.show.cluster_view import SOURCE_REQUEST_S, SOURCE_TIMEOUT_S, Ba
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.rights_records import SHARED
+from kmirror.state.snapshot import State
 from kmirror.sync.client_rights import LackingRight, Scope, lacking_rights
 from kmirror.words import counted
 
@@ -60,14 +61,18 @@ class ClientComparison:
         self._until = time.monotonic() + SOURCE_TIMEOUT_S
         self._asker.start(partial(_ask, destination=destination.client, cluster_id=mirror.source_cluster_id))
 
-    def gaps(self, topics: Sequence[TopicRecord]) -> ClientGaps:
-        """Return what clients of these topics lack, or for topics still mirrored will lack once they are stopped."""
+    def gaps(self, topics: Sequence[TopicRecord], state: State | None = None) -> ClientGaps:
+        """Return what clients of these topics lack, or for topics still mirrored will lack once they are stopped.
+
+        `state` is the stored state, if just read.
+        """
         answer = self._asker.answer(self._until)
         if not isinstance(answer, _Answer):
             why = answer or KmirrorError(f"the source does not answer within {SOURCE_TIMEOUT_S:g} s")
             answer = _Answer(now_ms(), why, why, why)
         try:
-            return _GapFinder(self._destination, self._mirror, topics, answer).gaps()
+            state = self._destination.state() if state is None else state
+            return _GapFinder(self._destination, self._mirror, topics, answer, state).gaps()
         except (KmirrorError, OutcomeUnknown) as error:
             unknown = f"what clients of the source lack here is unknown: {as_kmirror_error(error).message}"
             return ClientGaps(found_ms=now_ms(), unknown=(unknown,), warned=(unknown,))
@@ -79,7 +84,12 @@ class ClientComparison:
 
 class _GapFinder:
     def __init__(
-        self, destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord], answer: _Answer
+        self,
+        destination: Destination,
+        mirror: MirrorRecord,
+        topics: Sequence[TopicRecord],
+        answer: _Answer,
+        state: State,
     ) -> None:
         self._destination = destination
         self._client = destination.client
@@ -87,7 +97,7 @@ class _GapFinder:
         self._topics = topics
         self._answer = answer
         self._settings = stored_settings(mirror.settings)
-        self._state = destination.state()
+        self._state = state
         self._acls, self._quotas, self._scram_users = answers_of(
             self._client, (ACLS, QUOTAS, SCRAM_USERS), _DESTINATION_S
         )
@@ -116,8 +126,9 @@ class _GapFinder:
         deferred = deferred_acls(self._state, self._mirror.name) - self._plan.shared
         if deferred and not self._mirroring_continues:
             self._warned.append(
-                f"{counted(len(deferred), 'ACL')} of the source are not created here, because they also"
-                " concern or give power over topics that are still mirrored; `--json` has the commands"
+                "because topics that are still mirrored are concerned too, "
+                f"{counted(len(deferred), 'ACL of the source is', 'ACLs of the source are')} not created here; "
+                "`--json` has the commands"
             )
         return ClientGaps(
             found_ms=at,

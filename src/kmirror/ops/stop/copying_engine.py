@@ -7,11 +7,15 @@ import time
 from kmirror.ops.base.context import now_ms
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.stop.promote_request import Show
+from kmirror.state.records import EngineState
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import boottime
 from kmirror.status.engine_health import engine_in_charge
 
 #: Least time between two starts of our own engine.
 _RESTART_ENGINE_S = 5.0
+#: An engine that counts as dead by the clock may have another one: time in which it would show that it lives.
+_WATCH_S = 3.0
 
 
 class CopyingEngine:
@@ -22,10 +26,14 @@ class CopyingEngine:
         self._mirror = mirror
         self._show = show
         self._started_at = 0.0
+        #: The last heartbeat, when it was first seen, and whether one was seen to follow another.
+        self._heartbeat: tuple[str, int] | None = None
+        self._seen_at = 0.0
+        self._is_beating = False
 
     def ensure(self, state: State) -> None:
         """Start our own engine if none is in charge."""
-        if engine_in_charge(state, self._mirror, now_ms()) is not None or self._own.is_running:
+        if self._is_in_charge(state) or self._own.is_running:
             return
         if time.monotonic() - self._started_at > _RESTART_ENGINE_S:
             said = self._own.error_text()
@@ -35,9 +43,27 @@ class CopyingEngine:
 
     def trouble(self, state: State) -> str | None:
         """Return why nothing copies although our own engine was started; None if an engine is in charge."""
-        if not self._started_at or engine_in_charge(state, self._mirror, now_ms()) is not None:
+        if not self._started_at or self._is_in_charge(state):
             return None
         ended = (
             "has not started yet" if self._own.is_running else f"ended: {self._own.error_text() or 'no reason known'}"
         )
         return f"no engine is in charge of mirror {self._mirror}; the one that promote started {ended}"
+
+    def _is_in_charge(self, state: State) -> bool:
+        """Return whether an engine's heartbeats arrive; until one did, its clock counts as being right.
+
+        Without one for the length of its lease there is none, however far ahead the clock was of its last one.
+        """
+        engine = state.engine(self._mirror)
+        if engine is None or engine.state is EngineState.RELEASED:
+            return False
+        heartbeat = engine.lease_id, engine.last_seen_ms
+        if heartbeat != self._heartbeat:
+            self._is_beating = self._heartbeat is not None
+            self._heartbeat, self._seen_at = heartbeat, boottime()
+        silent_s = boottime() - self._seen_at
+        if silent_s >= engine.ttl_ms / 1000:
+            return False
+        is_fresh = engine_in_charge(state, self._mirror, now_ms()) is not None
+        return self._is_beating or is_fresh or silent_s < _WATCH_S

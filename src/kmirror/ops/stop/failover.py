@@ -15,6 +15,8 @@ from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.rights.own_rights import require_own_rights
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
 from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
@@ -127,10 +129,13 @@ def _stop(
     warnings: Sequence[str] = (),
 ) -> VerbReport:
     began_ms = now_ms()
-    with closing(ClientComparison(destination, mirror)) as clients:
+    if not (runner.acts or (chosen and all(is_stopped(topic) for topic in chosen))):
+        require_own_rights(destination)
+    with closing(ClientComparison(destination, mirror)) as clients, LeftBehind(mirror, whole=request.whole) as left:
         done = stop(destination, request, runner, state)
-        gaps = clients.gaps(chosen)
-    if chosen and all(is_stopped(state, topic) for topic in chosen) and done.source_trouble is None:
+        gaps = clients.gaps(chosen, done.state)
+        done.warnings += left.warnings(lambda: done.state or state)
+    if chosen and all(is_stopped(topic) for topic in chosen) and done.source_trouble is None:
         names = {topic.topic for topic in chosen}
         done.warnings += live_elsewhere(destination, mirror, names, request.verb)
     rows = sorted_rows(done.results)

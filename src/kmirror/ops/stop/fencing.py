@@ -12,21 +12,21 @@ from contextlib import closing
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.authorized import cluster_operations, marker_operations, missing_operations
-from kmirror.cluster.writing.fence import Writer, fence, log_ends
+from kmirror.cluster.writing.fence import Writer, fence, replicated_ends
 from kmirror.engine.spec import own_producer_id
-from kmirror.ops.base.context import now_ms, require_mirror
+from kmirror.ops.base.context import require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.stop.facts import StopFacts
+from kmirror.ops.stop.make_writable import ask_for_settings
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
-from kmirror.state.lease import EngineIdentity, Lease
+from kmirror.state.engine_identity import living_engine
+from kmirror.state.lease import end_lease
 from kmirror.state.records import EngineState, PartitionState, TopicRecord
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 
 #: Time a running engine may take to release topics.
 _HANDOVER_S = 5.0
-#: Length of our own lease, and so the longest the lanes of the engine it was taken from may continue.
-_LEASE_TTL_MS = 5_000
 _REFUSED = (Code.CLUSTER_AUTHORIZATION_FAILED, Code.TOPIC_AUTHORIZATION_FAILED)
 
 
@@ -60,31 +60,31 @@ def foresee_release(work: StopWork) -> None:
     """Expect an engine that sends heartbeats to release the topics, unless all of the mirror is stopped."""
     mirror = work.request.mirror
     engine = work.state.engine(mirror)
-    if engine is not None and engine.state is not EngineState.RELEASED:
-        work.must_fence |= work.request.whole or engine_in_charge(work.state, mirror, now_ms()) is None
+    if engine is not None and engine.state is not EngineState.RELEASED and not work.must_fence:
+        work.must_fence = work.request.whole or (
+            living_engine(work.destination.store, engine, DEFAULT_TIMEOUT_S) is None
+        )
 
 
 def _end_engine(work: StopWork) -> bool:
     """Take the lease from the engine that has it; return False if there was certainly none."""
     mirror = work.request.mirror
-    engine = work.destination.state().engine(mirror)
-    if engine is None or (engine.state is EngineState.RELEASED and not engine.settle_ms):
-        return False
-    if engine.state is not EngineState.RELEASED:
-        identity = EngineIdentity.of_this_process()
-        lease = Lease.acquire(work.destination.store, mirror, identity, _LEASE_TTL_MS, take_over=True)
-        try:
-            lease.release()
-        finally:
-            lease.close()
+    engine = work.state.engine(mirror)
+    if engine is None or engine.state is EngineState.RELEASED:
+        engine = work.destination.state().engine(mirror)  # one may have started as this was recorded
+    if engine is None or engine.state is EngineState.RELEASED:
+        return engine is not None and engine.settle_ms > 0
+    end_lease(work.destination.store, mirror)
     return True
 
 
 def find_writers(work: StopWork) -> None:
-    """Find the producers of partitions whose ends are not recorded yet, and start asking the source."""
+    """Find the producers of partitions whose ends are not recorded yet; start asking the source, and for settings."""
     mirror = require_mirror(work.state, work.request.mirror)
     work.facts = StopFacts(work.destination, work.state, mirror, work.topics)
     work.resources.enter_context(closing(work.facts.request)).start()
+    if work.runner.acts:
+        ask_for_settings(work)
     work.writers = {
         partition: writer
         for topic in work.topics
@@ -96,7 +96,7 @@ def find_writers(work: StopWork) -> None:
 def fence_writers(work: StopWork) -> str:
     """Fence the mirror's producers, which also returns where the logs ended."""
     client = work.destination.client
-    found = fence(client, work.writers)
+    found = fence(client, work.writers, metadata=work.metadata)
     refused = {p: w for p, w in work.writers.items() if found[p].error_code in _REFUSED}
     if refused and work.request.fence_with_record:
         found |= fence(client, refused, with_record=True)
@@ -104,7 +104,7 @@ def fence_writers(work: StopWork) -> str:
         # not fenced at the brokers: what is in flight may arrive until the lease has expired
         engine = work.destination.state().engine(work.request.mirror)
         time.sleep((engine.settle_ms if engine else 0) / 1000)
-        found |= log_ends(client, refused)
+        found |= replicated_ends(client, refused)
         rights = " or ".join(marker_operations(client))
         work.done.warnings.append(
             "the mirror's producers were not fenced at the brokers: kmirror lacks the right to write markers "
@@ -118,7 +118,7 @@ def fence_writers(work: StopWork) -> str:
 def foresee_fence(work: StopWork) -> None:
     """Read where the logs ended or would end, and warn if the brokers would refuse to fence."""
     client = work.destination.client
-    found = fence(client, work.writers, dry_run=True)
+    found = fence(client, work.writers, dry_run=True, metadata=work.metadata)
     work.log_ends = {partition: end for partition, end in found.items() if end.error_code not in _REFUSED}
     to_fence, operations = marker_operations(client), cluster_operations(client)
     if not work.request.fence_with_record and all(missing_operations(operations, [one]) for one in to_fence):
@@ -131,7 +131,7 @@ def foresee_fence(work: StopWork) -> None:
 def read_ends(work: StopWork) -> str | None:
     """Read where the logs of producers end that were not fenced."""
     missing = [partition for partition in work.writers if partition not in work.log_ends]
-    work.log_ends |= log_ends(work.destination.client, missing) if missing else {}
+    work.log_ends |= replicated_ends(work.destination.client, missing) if missing else {}
     return "ends read" if missing else None
 
 

@@ -5,7 +5,9 @@ They need the destination only, and each can be done twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -17,7 +19,7 @@ from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.topics.settling import with_settled
 from kmirror.cluster.topics.topic_settings import topic_defaults, topic_settings
-from kmirror.cluster.topics.trim import restore_settings, trim_compacted
+from kmirror.cluster.topics.trim import has_unfinished_trim, restore_settings, trim_compacted
 from kmirror.cluster.writing.writable import probe_writable
 from kmirror.commands import option
 from kmirror.engine.histories.filler_end import filler_end
@@ -29,16 +31,41 @@ from kmirror.ops.groups.at_stop import clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.ops.rights.lift import lift_rights
+from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
-from kmirror.ops.stop.work import RUN_AGAIN, StopWork
-from kmirror.state.store import STATE_TOPIC
+from kmirror.ops.stop.work import RUN_AGAIN, PresentSettings, StopWork
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.sync.setting_changes import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
 
 #: What a stop needs on a topic; DELETE only if its first copy may be unfinished.
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
+#: How long to wait for settings that are being read; then they are asked for again.
+_SETTINGS_S = 3.0
 _START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))
+
+
+def ask_for_settings(work: StopWork) -> None:
+    """Start to read the topics' settings beside what a stop does before it needs them: far away they take long."""
+    names = [topic.topic for topic in work.topics]
+    query = BackgroundQuery(work.destination.properties, work.destination.cluster_id)
+    work.resources.enter_context(closing(query))
+    query.start(lambda client: _read_settings(client, names))
+    work.settings_query, work.present = query, None
+
+
+def _read_settings(client: ClusterClient, topics: Sequence[str]) -> PresentSettings:
+    return topic_settings(client, topics), topic_defaults(client, STATE_TOPIC)
+
+
+def _present_settings(work: StopWork) -> PresentSettings:
+    if work.present is None:
+        found = work.settings_query and work.settings_query.answer(time.monotonic() + _SETTINGS_S)
+        if not isinstance(found, tuple):
+            found = _read_settings(work.destination.client, [topic.topic for topic in work.left])
+        work.present = found
+    return work.present
 
 
 def find_fillers(work: StopWork) -> None:
@@ -76,7 +103,11 @@ def trim_fillers(work: StopWork) -> str:
     """Delete the filler that was found."""
     client = work.destination.client
     try:
-        restore_settings(client, [topic.topic for topic in work.topics])
+        present, _ = _present_settings(work)
+        unfinished = [name for name, one in present.items() if not isinstance(one, int) and has_unfinished_trim(one)]
+        if unfinished or work.fillers:
+            work.settings_query = work.present = None
+        restore_settings(client, unfinished)
         troubles: dict[str, KmirrorError] = {}
         for partition, trimmed in trim_compacted(client, work.fillers).items() if work.fillers else ():
             if trimmed.error_code:
@@ -114,7 +145,7 @@ def read_ranges(work: StopWork) -> None:
     """Read where the logs start and end."""
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     try:
-        work.ranges = log_bounds(work.destination.client, partitions)
+        work.ranges = log_bounds(work.destination.client, partitions, work.metadata)
         if unknown := [str(partition) for partition in partitions if partition not in work.ranges]:
             work.done.warnings.append(
                 f"offsets of groups in {listed(unknown)} were not checked: it is unknown where the logs "
@@ -161,8 +192,7 @@ def find_settings(work: StopWork) -> None:
     destination = work.destination
     work.topics = work.first_source.applied(destination.config, work.done.warnings)
     work.done.warnings += retention_notes(work.topics, now_ms())
-    present = topic_settings(destination.client, [topic.topic for topic in work.left])
-    defaults = topic_defaults(destination.client, STATE_TOPIC)
+    present, defaults = _present_settings(work)
     for topic in work.left:
         found = present.get(topic.topic, 0)
         if isinstance(found, int):
@@ -216,7 +246,8 @@ def lift_protection(work: StopWork) -> str:
             work.fail(name, lifted.error)
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     unproven = set()
-    for partition, error in probe_writable(destination.client, partitions).items() if names else ():
+    probed = probe_writable(destination.client, partitions, metadata=work.metadata) if names else {}
+    for partition, error in probed.items():
         if error is not None:
             unproven.add(partition.topic)
             work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")

@@ -41,12 +41,15 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.commit import refused_sentences
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.copying_engine import CopyingEngine
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
+    missing_beginnings,
     other_topics_of_groups,
     rights_trouble,
     settings_trouble,
@@ -76,9 +79,10 @@ from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
+from kmirror.state.engine_identity import living_engine
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import engine_in_charge
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.sync.setting_changes import retention_notes
 from kmirror.words import counted, listed
 
@@ -122,14 +126,16 @@ def promote(
             raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
         request = replace(request, idle_ms=0)
     began_ms, show = now_ms(), Show(watcher)
-    until = None if request.timeout_ms is None else show.began + request.timeout_ms / 1000
+    until = math.inf if request.timeout_ms is None else show.began + request.timeout_ms / 1000
     claim = Claim(destination, request.mirror, show.say)
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
     chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     if request.exclude is not None:
         chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
-    waiting = {topic.topic: topic for topic in chosen if not is_stopped(state, topic)}
+    waiting = {topic.topic: topic for topic in chosen if not is_stopped(topic)}
+    if dry_run and waiting:
+        require_own_rights(destination)
     with (
         source_client(mirror.source, mirror.source_cluster_id) as source,
         nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
@@ -167,7 +173,9 @@ def promote(
     rows = sorted_rows(done.results)
     if not rows:
         rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
-    with closing(ClientComparison(destination, mirror)) as clients:
+    whole = request.topics is None and request.exclude is None
+    with closing(ClientComparison(destination, mirror)) as clients, LeftBehind(mirror, whole=whole) as left:
+        done.warnings += left.warnings(destination.state)
         result = VerbResult.of(
             "promote",
             mirror.name,
@@ -177,8 +185,8 @@ def promote(
             warnings=done.warnings,
             clients=clients.gaps(chosen),
             steps=promotion.runner.done,
+            blocked=blocked,
         )
-        result = replace(result, blocked=blocked)
     evidence = evidence_of(destination, mirror, result, began_ms, promotion.runner.seconds, together=request.together)
     return VerbReport(result, evidence)
 
@@ -196,8 +204,8 @@ class _Promotion:
     engine: CopyingEngine
     show: Show
     stopping: threading.Event
-    #: When the time runs out, by `time.monotonic`.
-    until: float | None
+    #: When the time runs out, by `time.monotonic`; never if infinite.
+    until: float
     waiting: dict[str, TopicRecord]
     runner: StepRunner
     is_over: bool = False
@@ -215,7 +223,7 @@ class _Promotion:
 
     def begin(self) -> None:
         """Record that the topics wait."""
-        self.begun = self.claim.begin(self.waiting)
+        self.begun = self.claim.begin(self.waiting, self.until)
         self.has_claimed = True
 
     def find_begun(self) -> None:
@@ -242,7 +250,7 @@ class _Promotion:
             self._refresh(state)
             self.engine.ensure(state)
             blocked = set(self.producer_block.in_force)
-            readiness = self.checker.check(self.source, state, waiting)
+            readiness = self.checker.check(self.source, state, waiting, self.until)
             self._add_partitions()
             for topic, rows in readiness.failed.items():
                 self.drop(topic, rows)
@@ -262,9 +270,9 @@ class _Promotion:
                 if self._stop_ready(ready):
                     continue
                 self.show.progress(readiness, self.blockers)
-            if self.failed or (self.until is not None and time.monotonic() >= self.until):
+            if self.failed or time.monotonic() >= self.until:
                 break
-            self.claim.renew()
+            self.claim.renew(self.until)
             self.stopping.wait(_STEP_S)
         if waiting and not self.failed and (trouble := self.engine.trouble(state)):
             self.done.warnings.append(trouble)
@@ -369,6 +377,7 @@ class _Promotion:
             self.drop,
             self.show.work,
             self.producer_block if self.request.block_producers else None,
+            self.until,
         )
         check.run()
         going = check.going
@@ -408,7 +417,9 @@ class _Promotion:
             self.producer_block.note_writable(done.writable_ms)
         rows, warnings = check_source_after_stop(self.source, self.waiting, done)
         self.done.results += rows
+        stopped = [self.waiting[name] for name in going if name in self.waiting]
         self.done.warnings += warnings
+        self.done.warnings += missing_beginnings(self.destination, self.source, self.request.mirror, stopped)
         for name in going:
             self.waiting.pop(name, None)
             if all(row.result in (Outcome.DONE, Outcome.NOOP) for row in done.results if row.topic == name):
@@ -421,10 +432,10 @@ class _Promotion:
         request, state, readiness, done = self.request, self.destination.state(), Readiness(), self.done
         topics = {name: topic for name, topic in self.waiting.items() if name not in self.begun}
         at_last = time.monotonic() + (request.idle_ms or 0) / 1000 + _REPORT_S
-        until = at_last if self.until is None else min(at_last, self.until)
+        until = min(at_last, self.until)
         while not self.stopping.is_set():
             state = self.destination.state()
-            readiness = self.checker.check(self.source, state, topics)
+            readiness = self.checker.check(self.source, state, topics, self.until)
             self.show.progress(readiness, {})
             if time.monotonic() >= until or not any(one.only_time for one in readiness.missing.values()):
                 break
@@ -439,13 +450,14 @@ class _Promotion:
                 for partition in self.checker.extra_partitions(topic)
             ]
         done.warnings += retention_notes(self.waiting.values(), now_ms())
+        done.warnings += missing_beginnings(self.destination, self.source, request.mirror, list(topics.values()))
         rows = dry_run_rows(readiness, blockers, together=request.together)
         done.results += rows
         self.rehearse_stop([row.topic for row in rows if row.topic and row.result is Outcome.DONE])
         if request.block_producers and self.waiting:
             names = sorted(topic.source_topic for topic in self.waiting.values())
             done.warnings.append(f"first, once nearly all is copied, {blocking_text(names)}")
-        if engine_in_charge(state, request.mirror, now_ms()) is None:
+        if living_engine(self.destination.store, state.engine(request.mirror), DEFAULT_TIMEOUT_S) is None:
             done.warnings.append("no engine is in charge: promote would run one itself")
         if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
             done.warnings += skipped_groups(state, request.mirror, self.waiting)

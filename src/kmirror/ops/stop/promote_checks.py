@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import EARLIEST, ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kmirror.ops.stop.promote_request import PromoteRequest
 
 _MOST_NAMED = 10
+_SOURCE_S = 10.0
 #: What a stop needs on a topic whose copy is complete.
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 
@@ -128,6 +131,32 @@ def verify_trouble(
     return found
 
 
+def missing_beginnings(
+    destination: Destination, source: ClusterClient, mirror: str, topics: Collection[TopicRecord]
+) -> list[str]:
+    """Return a warning for each partition that lacks records which its source still has: they were deleted here."""
+    partitions = {
+        TopicPartition(topic.topic, number): TopicPartition(topic.source_topic, number)
+        for topic in topics
+        for number in range(topic.partitions)
+    }
+    try:
+        state = destination.state()
+        here = destination.client.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        there = source.list_offsets(dict.fromkeys(partitions.values(), EARLIEST), timeout=_SOURCE_S)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return [f"whether the copies lack records that were deleted here is unknown: {error}"]
+    warnings = []
+    for partition, source_partition in partitions.items():
+        start, source_start = here[partition].offset, there[source_partition].offset
+        record = state.partition(mirror, *partition)
+        begin = None if source_start is None else max(source_start, record.first_offset or 0 if record else 0)
+        if start is not None and begin is not None and begin < start:
+            which = f"offset {begin} is" if start == begin + 1 else f"offsets {begin} to {start - 1} are"
+            warnings.append(f"{partition}: {which} on the source only: the log here starts at {start}")
+    return warnings
+
+
 @dataclass(slots=True)
 class FinalCheck:
     """Check topics that are `ready` once more; `blockers` says by topic why it cannot be stopped now.
@@ -145,6 +174,8 @@ class FinalCheck:
     watch: Watch
     #: What blocks producers at the source, if that was requested.
     producer_block: ProducerBlock | None = None
+    #: When the time runs out, by `time.monotonic`.
+    until: float = math.inf
     blockers: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
@@ -168,7 +199,7 @@ class FinalCheck:
             self._sync_groups()
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
-                self.checker.read_source_ends(self.source, waiting)
+                self.checker.read_source_ends(self.source, waiting, self.until)
                 if self.producer_block is not None:
                     self.blockers |= self.producer_block.unsettled(waiting, ends)
         except (KmirrorError, OutcomeUnknown) as error:

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from kmirror.commands import on_topics
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
-from kmirror.ops.base.context import Destination, actor, change, now_ms
+from kmirror.ops.base.context import Destination, actor, change, now_ms, own_event
 from kmirror.state.event_records import Event
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.state.waiting import boottime
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.words import at_time
@@ -25,6 +26,8 @@ _HEARTBEAT_S = 3.0
 #: A claim that has not been renewed for this long, by the local clock or by its own, belongs to a dead promote.
 _DEAD_AFTER_S = 15.0
 _STEP_S = 0.5
+#: The least time for recording something.
+_LEAST_S = 2.0
 
 
 class Claim:
@@ -39,7 +42,7 @@ class Claim:
         #: The claim of an earlier promote, which is dead.
         self._before: WorkflowRecord | None = None
 
-    def await_predecessor(self, stopping: threading.Event, until: float | None) -> None:
+    def await_predecessor(self, stopping: threading.Event, until: float) -> None:
         """Wait until it is certain that no other promote waits; `until` is a time of `time.monotonic`.
 
         Raises:
@@ -54,7 +57,7 @@ class Claim:
             )
         dead_at = boottime() + _DEAD_AFTER_S
         while found is not None and found.is_alive(now_ms()) and boottime() < dead_at:
-            if stopping.wait(_STEP_S) or (until is not None and time.monotonic() >= until):
+            if stopping.wait(_STEP_S) or time.monotonic() >= until:
                 raise TimedOutError(
                     f"it is not yet known whether the promote of {found.actor}, started at"
                     f" {at_time(found.began_ms)}, is still waiting",
@@ -66,8 +69,10 @@ class Claim:
             found = again
         self._before = found
 
-    def begin(self, topics: Collection[str]) -> list[str]:
+    def begin(self, topics: Collection[str], until: float) -> list[str]:
         """Record that these topics wait to be promoted; return those whose stop had begun and that therefore do not.
+
+        Brokers are waited for until `until`, a time of `time.monotonic`.
 
         Raises RefusedError: another promote waits, or another operation on a topic is in progress.
         """
@@ -79,10 +84,10 @@ class Claim:
                 raise _another_promote(self._mirror, found)
             waiting, begun[:] = self._claimed(state, topics)
             details = {"topics": sorted(topics)[:100], "count": len(topics)}
-            event = Event(now_ms(), self._mirror, "promote", actor(), "WAITING", details)
+            event = own_event(self._mirror, "promote", "WAITING", details)
             return Changes((self._record(), *waiting), (), (event,))
 
-        change(self._destination, self._mirror, decide)
+        change(self._destination, self._mirror, decide, _patience(until))
         self._renewed_at = time.monotonic()
         return begun
 
@@ -104,11 +109,11 @@ class Claim:
                 raise _not_promotable(name, topic)
         return waiting, begun
 
-    def renew(self) -> None:
-        """Renew the claim if its heartbeat is due."""
+    def renew(self, until: float) -> None:
+        """Renew the claim if its heartbeat is due; brokers are waited for until `until`."""
         if time.monotonic() - self._renewed_at > _HEARTBEAT_S:
             self._renewed_at = time.monotonic()
-            change(self._destination, self._mirror, lambda _: Changes((self._record(),)))
+            change(self._destination, self._mirror, lambda _: Changes((self._record(),)), _patience(until))
 
     def release(self, topics: Collection[str], *, ends: bool = False) -> str | None:
         """Release topics that were not stopped; return an error message, or None. `ends`: delete the claim too."""
@@ -122,7 +127,7 @@ class Claim:
             events: tuple[Event, ...] = ()
             if left:
                 details = {"topics": [topic.topic for topic in left][:100], "count": len(left)}
-                events = (Event(now_ms(), self._mirror, "promote", actor(), "GIVEN_BACK", details),)
+                events = (own_event(self._mirror, "promote", "GIVEN_BACK", details),)
             return Changes(tuple(replace(topic, pending_operation=None) for topic in left), gone, events)
 
         try:
@@ -136,6 +141,11 @@ class Claim:
 
     def _record(self) -> WorkflowRecord:
         return WorkflowRecord(self._mirror, PROMOTE, "WAITING", actor(), self._began_ms, now_ms())
+
+
+def _patience(until: float) -> float:
+    # what begins in time is not an outage because the destination is far away
+    return min(DEFAULT_TIMEOUT_S, max(_LEAST_S, until - time.monotonic()))
 
 
 def has_unfinished_promote(topic: TopicRecord) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, seconds_left
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.commands import on_mirror
@@ -21,7 +22,9 @@ from kmirror.state.snapshot import State
 from kmirror.status.engine_health import clock_trouble
 from kmirror.words import counted, listed
 
-_SOURCE_S = 10.0
+#: Instead of a count: the topic of that name is not the one that is mirrored.
+_ANOTHER = "another topic has its name now"
+_SOURCE_S, _DESTINATION_S = 10.0, 30.0
 _MOST_NAMED = 5
 #: A copy this far behind its source is close enough to block producers until it has the rest.
 _CLOSE_S = 5.0
@@ -93,18 +96,23 @@ class ReadinessChecker:
         #: Brokers of the source that did not answer when its ends were last asked for.
         self._silent: frozenset[int] = frozenset()
         self._goals: dict[TopicPartition, Goal] = {}
+        #: When lanes had last reported on copies that end after their source, as first seen.
+        self._reported_ms: dict[TopicPartition, int] = {}
         #: The engine's last heartbeat; and if its clock differs from ours, as found at a new heartbeat, by how much.
         self._heartbeat_ms: int | None = None
         self._clock_trouble: str | None = None
 
-    def check(self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord]) -> Readiness:
-        """Read both clusters, and return what each topic lacks."""
+    def check(
+        self, source: ClusterClient, state: State, waiting: Mapping[str, TopicRecord], until: float = math.inf
+    ) -> Readiness:
+        """Read both clusters, and return what each topic lacks; brokers are not waited for after `until`."""
         readiness = Readiness()
         self._check_clock(state)
         try:
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-                self.read_source_ends(source, waiting.values())
-            known = self._destination.client.metadata(waiting)
+                self.read_source_ends(source, waiting.values(), until)
+            deadline = min(until, time.monotonic() + _DESTINATION_S)
+            known = self._destination.client.metadata(waiting, timeout=seconds_left(deadline))
             self._here = {t.name: len(t.partitions) for t in known.topics.values() if not t.error_code}
             here = self._destination.client.list_offsets(
                 {
@@ -113,8 +121,8 @@ class ReadinessChecker:
                     for p in range(self._count(topic))
                     if known.leader(partition := TopicPartition(name, p)) is not None
                 },
-                log_end=True,
                 metadata=known,
+                timeout=seconds_left(deadline),
             )
         except (KmirrorError, OutcomeUnknown) as error:
             for name in waiting:
@@ -152,24 +160,32 @@ class ReadinessChecker:
             self._clock_trouble = clock_trouble(engine, now_ms())
         self._heartbeat_ms = engine.last_seen_ms
 
-    def read_source_ends(self, source: ClusterClient, topics: Collection[TopicRecord]) -> None:
-        """Read where these topics end at the source. Raises UnreachableError."""
-        found, self._silent = source.newest_metadata({t.source_topic for t in topics}, timeout=_SOURCE_S)
-        self._counts |= {t.source_topic: _count_of(t, found) for t in topics}
+    def read_source_ends(self, source: ClusterClient, topics: Collection[TopicRecord], until: float = math.inf) -> None:
+        """Read where these topics end at the source, by `until` at the latest. Raises UnreachableError."""
+        deadline = min(until, time.monotonic() + _SOURCE_S)
+        names = {t.source_topic for t in topics}
+        metadata, self._silent = source.newest_metadata(names, timeout=seconds_left(deadline))
+        self._counts |= {t.source_topic: _count_of(t, metadata) for t in topics}
         partitions = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(self._count(t))}
+        # those without a leader, or with one that is not known now, would hold up all others at each look
+        led = {
+            partition: LATEST
+            for partition in partitions
+            if metadata.leader(partition) is not None and not metadata.has_replica_on(partition, self._silent)
+        }
         # the high watermark first: a last stable offset asked for later is below it only if a transaction is open,
         # while the other way round every record that arrives in between would look like one
-        marks = source.list_offsets(partitions, metadata=found, timeout=_SOURCE_S)
-        stable = source.list_offsets(partitions, read_committed=True, metadata=found, timeout=_SOURCE_S)
-        added = {TopicPartition(t.source_topic, p): EARLIEST for t in topics for p in self._unmirrored(t)}
-        starts = source.list_offsets(added, metadata=found, timeout=_SOURCE_S) if added else {}
+        marks = source.list_offsets(led, metadata=metadata, timeout=seconds_left(deadline))
+        stable = source.list_offsets(led, read_committed=True, metadata=metadata, timeout=seconds_left(deadline))
+        added = {TopicPartition(t.source_topic, p) for t in topics for p in self._unmirrored(t)} & led.keys()
+        starts = source.list_offsets(dict.fromkeys(added, EARLIEST), metadata=metadata, timeout=seconds_left(deadline))
         self._starts = {partition: answer.offset or 0 for partition, answer in starts.items()}
         for partition in partitions:
-            last_stable, mark = stable[partition], marks[partition]
-            if last_stable.offset is None or mark.offset is None or found.has_replica_on(partition, self._silent):
+            last_stable, mark = (found[partition].offset if partition in led else None for found in (stable, marks))
+            if last_stable is None or mark is None:
                 self._ends.pop(partition, None)
                 continue
-            seen = (last_stable.offset, max(mark.offset, last_stable.offset))
+            seen = (last_stable, max(mark, last_stable))
             known = self._ends.get(partition)
             if known is None or (known.last_stable_offset, known.high_watermark) != seen:
                 self._ends[partition] = _End(*seen, time.monotonic())
@@ -235,7 +251,7 @@ class ReadinessChecker:
             record = state.partition(topic.mirror, *partition)
             if not (record is not None and record.initial_copy_complete):
                 incomplete.append(p)
-            elif record.state is PartitionState.FAILED or not self._is_copied(reports.get(partition), mine):
+            elif record.state is PartitionState.FAILED or not self._is_copied(partition, reports, mine, end):
                 unconfirmed.append(p)
         only_time: list[str] = []
         causes: list[str] = []
@@ -246,7 +262,7 @@ class ReadinessChecker:
             text = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
             causes.append(text + (f": {_silence_text(self._silent)}" if self._silent else ""))
         if lag:
-            causes.append(counted(lag, "record"))
+            causes.append(counted(lag, "offset"))
         if open_partitions:
             # naming the transaction takes requests, which nobody reads while more is missing
             causes.append("a transaction is open" if causes else self._open_text(topic, open_partitions))
@@ -265,15 +281,22 @@ class ReadinessChecker:
         what, others = (found[0], found[1:]) if found else (None, ())
         return Missing(topic.topic, None if unknown else lag, what, bool(only_time) and not causes, is_close, others)
 
-    def _is_copied(self, report: LastReport | None, end: int) -> bool:
+    def _is_copied(
+        self, partition: TopicPartition, reports: Mapping[TopicPartition, LastReport], end: int, there: _End
+    ) -> bool:
         """Return whether a lane has copied up to the log end; equal ends alone may be due to another client's records.
 
-        With --allow-producers, reports are always a moment behind the log end.
+        With --allow-producers, reports are always a moment behind the log end. A source that ends before its copy may
+        have lost records and received others since: that only a lane can tell which has seen this end.
         """
-        row = report.row if report else None
-        if row is None or row.state is not PartitionState.MIRRORING or row.destination_offset is None:
+        report = reports.get(partition)
+        if report is None or report.row.state is not PartitionState.MIRRORING or report.row.destination_offset is None:
             return False
-        return row.destination_offset == end or self._idle_ms is None
+        if there.last_stable_offset < end:
+            is_new = report.time_ms != self._reported_ms.setdefault(partition, report.time_ms)
+            if not is_new or report.row.reason or report.row.source_offset != there.last_stable_offset:
+                return False
+        return report.row.destination_offset == end or self._idle_ms is None
 
     def _open_text(self, topic: TopicRecord, partitions: Sequence[int]) -> str:
         """Describe the transaction that is open at the source."""
@@ -303,7 +326,7 @@ def _count_of(topic: TopicRecord, found: ClusterMetadata) -> int | str:
     if there is None or there.error_code:
         return code_name(Code.UNKNOWN_TOPIC_OR_PARTITION if there is None else there.error_code)
     if topic.source_topic_id is not None and there.printed_topic_id not in (None, topic.source_topic_id):
-        return "another topic has its name now"
+        return _ANOTHER
     return len(there.partitions)
 
 
@@ -334,9 +357,11 @@ def check_source_after_stop(
     }
     warnings = []
     added: set[TopicPartition] = set()
+    counts: dict[str, int | str] = {}
     try:
         found, silent = source.newest_metadata({topic_partition.topic for topic_partition in asked}, timeout=_SOURCE_S)
         counts = {partition.topic: _count_of(topics[partition.topic], found) for partition in done.ends}
+        asked = {there: p for there, p in asked.items() if counts[p.topic] != _ANOTHER}
         for name, count in counts.items():
             there_are = {TopicPartition(name, p) for p in range(count)} if isinstance(count, int) else set()
             added |= there_are - done.ends.keys()
@@ -365,6 +390,9 @@ def check_source_after_stop(
             added.discard(topic_partition)
             rows.append(_added_after(topic_partition, row.lag))
             continue
+        if counts.get(topic_partition.topic) == _ANOTHER and topic_partition in done.ends:
+            rows.append(_recreated_after(row, topic_partition))
+            continue
         rows.append(
             row
             if late is None
@@ -389,14 +417,26 @@ def _complete(row: TopicResult, partition: TopicPartition) -> TopicResult:
     return replace(row, message=message, lag=0)
 
 
-def _added_after(partition: TopicPartition, records: int | None) -> TopicResult:
-    holds = "" if records is None else f", with {counted(records, 'record')}"
+def _recreated_after(row: TopicResult, partition: TopicPartition) -> TopicResult:
+    return TopicResult(
+        *partition,
+        Outcome.FAILED,
+        f"{partition} is stopped at {row.last_mirrored_offset}; its source topic was deleted and recreated meanwhile:"
+        " the copy has the former topic's records",
+        Reason.SOURCE_TOPIC_RECREATED,
+        last_mirrored_offset=row.last_mirrored_offset,
+        hint="compare the two topics; what was written to the new one is at the source only",
+    )
+
+
+def _added_after(partition: TopicPartition, offsets: int | None) -> TopicResult:
+    holds = "" if offsets is None else f", with {counted(offsets, 'offset')}"
     return TopicResult(
         *partition,
         Outcome.FAILED,
         f"{partition} was added at the source while its topic was being stopped{holds}: the copy lacks it",
         Reason.SOURCE_WRITTEN_AFTER_STOP,
-        lag=records,
+        lag=offsets,
         hint="stop the producers; create the partition here, then `kmirror add --adopt` resumes mirroring",
     )
 
@@ -406,7 +446,7 @@ def _written_after(row: TopicResult, partition: TopicPartition, count: int) -> T
         *partition,
         Outcome.FAILED,
         f"{partition} is stopped at {row.last_mirrored_offset}; after that, the source received "
-        f"{counted(count, 'record')} that the copy lacks",
+        f"{counted(count, 'offset')} that the copy lacks",
         Reason.SOURCE_WRITTEN_AFTER_STOP,
         last_mirrored_offset=row.last_mirrored_offset,
         lag=count,

@@ -144,6 +144,7 @@ def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceE
         source_as_of_ms=answer.time_ms,
         source_lost_ms=None,
         source_answered=True,
+        source_went_back=end.went_back or None,
     )
 
 
@@ -163,7 +164,7 @@ def stopped_row(
     lag = known_lost(lmo, known) if known is not None else None
     row = TopicResult(*partition, outcome, None, reason, last_mirrored_offset=lmo, lag=lag, at_stop=known)
     if known is not None and known.source_only:
-        holds = "the number of its records is unknown" if lag is None else f"with {counted(lag, 'record')}"
+        holds = "the number of its offsets is unknown" if lag is None else f"with {counted(lag, 'offset')}"
         return replace(row, message=f"{partition} exists on the source only, {holds}: none of them was copied")
     clauses = [f"{partition} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
     return replace(row, message="; ".join(clauses))
@@ -217,16 +218,18 @@ def _clauses(row: TopicResult, known: AtStop) -> Iterable[str]:
     old = known.time_ms - known.source_as_of_ms
     age = "" if is_current(known) or old < 1 else f", {format_duration(old)} before the stop"
     yield (
-        f"{counted(row.lag, 'record')} known lost: the source ended at {known.source_offset} at "
+        f"{counted(row.lag, 'offset')} known lost: the source ended at {known.source_offset} at "
         f"{at_time(known.source_as_of_ms)}{age}"
     )
+    if known.source_went_back and known.failure is None:
+        yield "before, the copy was longer: the source has lost records, and those that it received since are lost, too"
     if known.fork_offset is not None:
         yield f"the source's history forked at offset {known.fork_offset}: its records from there count as lost"
     hidden = (known.source_high_watermark or 0) - (known.source_offset or 0)
     if hidden > 0:
         yield f"up to {hidden:,} more follow an open transaction"
     if row.estimated_more:
-        rate = f"{known.records_per_second:g} records a second"
+        rate = f"{known.records_per_second:g} offsets a second"
         lost_ms = known.source_lost_ms
         both = _more(row.estimated_more_at_loss, row.estimated_more, lost_ms)
         more = both or f"{row.estimated_more:,} more since then"
@@ -257,7 +260,8 @@ def needs_attention(row: TopicResult) -> bool:
     if row.result not in (Outcome.DONE, Outcome.NOOP) or row.lag or row.at_stop is None:
         return True
     known = row.at_stop
-    return bool(row.lag is None or known.failure or known.foreign_records or known.source_note)
+    is_told = row.lag is None or known.failure or known.foreign_records or known.source_note
+    return bool(is_told or known.source_went_back)
 
 
 def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTotals:
@@ -314,7 +318,7 @@ def totals_sentences(totals: StopTotals) -> list[str]:
     if totals.complete_partitions:
         sentences.append(f"{totals.complete_partitions:,} of them promoted before, with all that the source had")
     if totals.known_lost_records is not None:
-        sentences[0] += f": {counted(totals.known_lost_records, 'record')} known lost"
+        sentences[0] += f": {counted(totals.known_lost_records, 'offset')} known lost"
     if totals.as_of_ms is not None and totals.age_ms is not None:
         is_old = totals.age_ms > STALE_MS or (totals.source_trouble is not None and totals.age_ms > 0)
         old = f", {format_duration(totals.age_ms)} before the stop; later records are lost too" if is_old else ""
@@ -324,7 +328,7 @@ def totals_sentences(totals: StopTotals) -> list[str]:
     if totals.estimated_more_records:
         lost_ms = totals.source_lost_ms
         both = _more(totals.estimated_more_at_loss_records, totals.estimated_more_records, lost_ms)
-        more = both or f"{totals.estimated_more_records:,} more records lost,"
+        more = both or f"{totals.estimated_more_records:,} more offsets lost,"
         sentences.append(f"about {more} an estimate from the last known rates")
     if totals.failed_partitions:
         sentences.append(f"{counted(totals.failed_partitions, 'partition')} had FAILED before the stop")

@@ -32,13 +32,14 @@ class SourceEnd:
     """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record.
 
     A `high_watermark` above it is that of an open transaction. `log_start` is known of partitions that only the source
-    has.
+    has. A source that `went_back` ends before a copy of it that was made earlier.
     """
 
     offset: int
     high_watermark: int | None = None
     max_timestamp_ms: int | None = None
     log_start: int | None = None
+    went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ def _ask(
         if answer.offset is None or mark is None:
             continue
         if partition in there:
-            ends[there[partition]] = SourceEnd(answer.offset, max(mark, answer.offset))
+            went_back = answer.offset < known_ends.get(there[partition], 0)
+            ends[there[partition]] = SourceEnd(answer.offset, max(mark, answer.offset), went_back=went_back)
         else:
             unmirrored[surplus[partition]] = SourceEnd(answer.offset, log_start=starts[partition].offset)
     lagging = [p for p, ours in there.items() if ours in ends and ends[ours].offset > known_ends.get(ours, 0)]

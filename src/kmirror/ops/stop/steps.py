@@ -102,7 +102,15 @@ class StepRunner:
             self._at = boottime()
 
     def walk(self, steps: Sequence[Step[W]], work: W) -> None:
-        """Take these steps in order until the work is over."""
+        """Take these steps in order until the work is over; Ctrl-C is raised with what to do then."""
+        try:
+            self._walk(steps, work)
+        except KeyboardInterrupt as interruption:
+            if self.acts and not hasattr(interruption, "__notes__"):
+                interruption.add_note("run the same command again to finish")
+            raise
+
+    def _walk(self, steps: Sequence[Step[W]], work: W) -> None:
         self._at = self._at or boottime()
         for step in steps:
             if work.is_over:

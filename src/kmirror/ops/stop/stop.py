@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror, option
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
-from kmirror.ops.base.context import Destination, actor, change, naming_cluster, now_ms, require_mirror
+from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
@@ -32,7 +32,6 @@ from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.event_records import Event
 from kmirror.state.records import (
     PENDING_STOP,
     AtStop,
@@ -51,6 +50,11 @@ from kmirror.words import at_time, counted
 #: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
 _MOST_TOPICS_IN_EVENT = 100
+_GONE_HINT = "its records are at the source; to mirror them again, remove what has its name now, and add the topic"
+_BRING_BACK_REPLICAS = (
+    f"bring back the brokers that hold the others, or lower min.insync.replicas of the topic, then {RUN_AGAIN}"
+)
+_BRING_BACK = f"bring back the brokers or log directories that hold it, then {RUN_AGAIN}"
 #: Time that the source may take to show what is stored there.
 _ELSEWHERE_MS = 3_000
 
@@ -68,6 +72,7 @@ def stop(
         work = StopWork(destination, request, runner or StepRunner(), state or destination.state())
         with work.resources:
             work.runner.walk(STOP, work)
+    work.done.state = work.state if work.runner.acts and not work.is_over else None
     return work.done
 
 
@@ -109,7 +114,7 @@ def _claim(work: StopWork, state: State) -> Changes:
     work.rebuilds.clear()
     for name in request.topics:
         topic = state.topic(request.mirror, name)
-        if topic is None or is_stopped(state, topic):
+        if topic is None or is_stopped(topic):
             continue
         replacing = topic.rebuild is not None and topic.rebuild.step is RebuildStep.REPLACE
         records.append(
@@ -119,7 +124,7 @@ def _claim(work: StopWork, state: State) -> Changes:
                 pending_operation=PENDING_STOP,
                 stop_reason=topic.stop_reason or request.reason,
                 rebuild=None,
-                archive=topic.rebuild.archive if topic.rebuild and replacing else topic.archive,
+                archive=(topic.rebuild.kept_in if topic.rebuild and replacing else None) or topic.archive,
             )
         )
         if topic.rebuild is not None:
@@ -139,7 +144,7 @@ def _report_claim(work: StopWork) -> None:
     for name, rebuild in work.rebuilds.items():
         kept = {
             RebuildStep.ARCHIVE: "its old records are still in it",
-            RebuildStep.REPLACE: f"all its old records are in {rebuild.archive}",
+            RebuildStep.REPLACE: f"all its old records are in {rebuild.kept_in}" if rebuild.kept_in else "it was empty",
         }[rebuild.step]
         work.done.warnings.append(f"{name} was being rebuilt because it did not match its source: {kept}")
     known = {name: state.topic(request.mirror, name) for name in request.topics}
@@ -170,14 +175,19 @@ def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
 def _find_gone(work: StopWork) -> None:
     """Find the topics that were deleted or recreated, or never became mirror topics; drop them from the work."""
     client = work.destination.client
-    found = client.metadata([topic.topic for topic in work.topics]).topics
+    work.metadata = client.metadata([topic.topic for topic in work.topics])
+    found = work.metadata.topics
     gone = gone_topics(client, work.topics, found)
     work.gone = [topic for topic in work.topics if topic.destination_topic_id is None or topic.topic in gone]
     left = [topic for topic in work.topics if topic not in work.gone]
     for topic in work.gone:
         what = "had not become a mirror topic yet" if topic.destination_topic_id is None else "is gone"
         what += f"; its old records are in {topic.archive}" if topic.archive else ""
-        work.done.results.append(TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}"))
+        row = TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}")
+        if work.request.reason is Reason.PROMOTED:
+            # the other verbs give up the copy anyway; a promote was to hand it over
+            row = replace(row, result=Outcome.FAILED, reason=Reason.DESTINATION_TOPIC_DELETED, hint=_GONE_HINT)
+        work.done.results.append(row)
     for topic in left:
         here = found.get(topic.topic)
         if here is not None and here.error_code:
@@ -191,8 +201,14 @@ def _find_mirrored_ends(work: StopWork) -> None:
     work.done.warnings += work.facts.warnings
     for topic_partition, end in sorted(work.log_ends.items()):
         if end.error_code:
-            why = f"the leader of {topic_partition} cannot be asked: {code_name(end.error_code)}"
-            work.fail(topic_partition.topic, KmirrorError(why), topic_partition.partition)
+            why = work.destination.client.unanswered.get(topic_partition) or code_name(end.error_code)
+            error = KmirrorError(f"where {topic_partition} ends is unknown: {why}", RUN_AGAIN)
+            if end.error_code == Code.LEADER_NOT_AVAILABLE:
+                error = KmirrorError(f"{topic_partition} has no leader, so its end is unknown", _BRING_BACK)
+            if end.error_code == Code.NOT_ENOUGH_REPLICAS:
+                why = f"{topic_partition} has fewer in-sync replicas than min.insync.replicas, so its end is unknown"
+                error = KmirrorError(why, _BRING_BACK_REPLICAS)
+            work.fail(topic_partition.topic, error, topic_partition.partition)
 
 
 def _ends(work: StopWork, state: State) -> Changes:
@@ -310,7 +326,7 @@ def _stopped(
         return Changes()
     names = [topic.topic for topic in topics]
     details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
-    event = Event(now_ms(), request.mirror, request.verb, actor(), ExitCode.OK.name, details)
+    event = own_event(request.mirror, request.verb, ExitCode.OK.name, details)
     return Changes(tuple(records), (), (event,))
 
 
@@ -429,7 +445,7 @@ def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Colle
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:
     """Refuse to run a mirror that was failed over as a whole and has had no topic added since. Raises RefusedError."""
-    if mirror.discovery_ended and all(is_stopped(state, topic) for topic in state.topics(mirror.name)):
+    if mirror.discovery_ended and all(is_stopped(topic) for topic in state.topics(mirror.name)):
         raise RefusedError(
             f"mirror {mirror.name} was failed over as a whole: there is nothing to copy",
             "`kmirror failback` mirrors in the other direction; `kmirror add` mirrors topics again",

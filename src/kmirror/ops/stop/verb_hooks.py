@@ -19,7 +19,7 @@ from kmirror.errors import ExitCode, KmirrorError, RefusedError
 from kmirror.ops.base.context import Destination, as_kmirror_error, now_ms
 from kmirror.ops.base.evidence import VERB_RUN, VerbRun, evidence_of
 from kmirror.ops.base.hook_process import run_hook
-from kmirror.ops.base.hook_runs import HookCommand, HookOutcome, HookRun, When, not_run, trouble_text
+from kmirror.ops.base.hook_runs import HookCommand, HookOutcome, HookRun, When, hook_run, trouble_text
 from kmirror.ops.base.results import RESULT, ErrorInfo, VerbResult
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Gate, no_gate
@@ -37,27 +37,17 @@ class HookInput:
     result: VerbResult | None = None
 
 
-def _of_run(column: Column[VerbRun]) -> Column[HookInput]:
-    return Column(column.key, column.type, column.meaning, lambda given: column.value(given.run))
-
-
 def _of_result(column: Column[VerbResult]) -> Column[HookInput]:
-    only, where = column.only, "`after`" + (f", {column.only.where}" if column.only else "")
-
-    def value(given: HookInput) -> object:
-        return given.result and column.value(given.result)
-
-    def has(given: HookInput) -> object:
-        return given.result is not None and (only is None or only.has(given.result))
-
-    return Column(column.key, column.type, column.meaning, value, only=Only(where, has))
+    where = "`after`" + (f", {column.only.where}" if column.only else "")
+    has = column.only.has if column.only else lambda _: True
+    return replace(column, only=Only(where, has)).of_part(lambda given: given.result)
 
 
 #: The document on a hook's stdin.
 HOOK_INPUT: tuple[Column[HookInput], ...] = (
     Column("when", one_of("when", When), "when it runs: before or after", lambda given: given.when),
-    *(_of_run(column) for column in VERB_RUN if column.key != "endedMs"),
-    Column("topics", list_of(TEXT), "the topics on the destination", lambda given: list(given.topics)),
+    *(column.of_part(lambda given: given.run) for column in VERB_RUN if column.key != "endedMs"),
+    Column("topics", list_of(TEXT), "the topics on the destination", lambda given: given.topics),
     Column("dryRun", FLAG, "always false: with --dry-run no hook runs", lambda _: False),
     *(_of_result(column) for column in RESULT if column.key not in ("verb", "mirror", "dryRun")),
 )
@@ -117,8 +107,8 @@ class VerbHooks:
                 self._run_after(self._failed(as_kmirror_error(error)).result)
             raise
         if dry_run:
-            planned = [not_run(command) for command in (self._before, self._after) if command is not None]
-            return _with_runs(done, planned)
+            planned = [command for command in (self._before, self._after) if command is not None]
+            return _with_runs(done, [hook_run(command, HookOutcome.NOT_RUN) for command in planned])
         return _with_runs(self._run_after(done.result, done), self._runs) if self._given is not None else done
 
     def _pass(self, command: HookCommand, given: HookInput) -> None:

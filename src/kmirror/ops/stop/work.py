@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
+from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.facts import StopFacts
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.source_ends import SourceEnds
@@ -19,6 +21,9 @@ from kmirror.state.records import AtStop, DesiredState, Rebuild, TopicRecord
 from kmirror.state.snapshot import State
 
 RUN_AGAIN = "run the same command again to finish"
+
+#: The settings of topics, an error code for one that has none to show; and those that topics have by default.
+PresentSettings = tuple[Mapping[str, TopicSettings | int], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class StopResults:
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     #: When a probe showed that a topic is writable, in epoch milliseconds.
     writable_ms: dict[str, int] = field(default_factory=dict)
+    #: The stored state after a stop that has acted, as it was last read and written.
+    state: State | None = None
     #: Why the source did not return its ends; None if it did, or was not asked.
     source_trouble: str | None = None
 
@@ -75,6 +82,8 @@ class StopWork:
     here: Mapping[str, TopicMetadata] = field(default_factory=dict)
     #: The topics that were being rebuilt when they were claimed.
     rebuilds: dict[str, Rebuild] = field(default_factory=dict)
+    #: The destination's topics and leaders when the stop began; one that has moved since is looked up again.
+    metadata: ClusterMetadata | None = None
     #: The topics of which there is nothing to stop.
     gone: Sequence[TopicRecord] = ()
     #: True if the engine may still send something.
@@ -88,6 +97,9 @@ class StopWork:
     fillers: dict[TopicPartition, int] = field(default_factory=dict)
     #: Where logs start and end.
     ranges: Mapping[TopicPartition, tuple[int, int]] | None = None
+    #: Reads the topics' settings and their defaults beside all else; what it has read, until something changes them.
+    settings_query: BackgroundQuery | None = None
+    present: PresentSettings | None = None
     #: By topic, the deferred settings that it does not have yet.
     settings: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     source: SourceEnds = field(init=False)
@@ -112,6 +124,6 @@ class StopWork:
         self.done.results.append(row)
 
 
-def is_stopped(state: State, topic: TopicRecord) -> bool:
+def is_stopped(topic: TopicRecord) -> bool:
     """Return whether mirroring to a topic has been stopped completely, with no operation pending."""
     return topic.desired is DesiredState.STOPPED and topic.pending_operation is None

@@ -14,16 +14,18 @@ from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.columns import document
-from kmirror.commands import option
+from kmirror.commands import on_mirror, option
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import Extent, PartitionVerdict, Piece
-from kmirror.errors import Reason, UsageError
+from kmirror.errors import ExitCode, Reason, UsageError
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, now_ms, require_mirror, source_client
 from kmirror.ops.base.evidence import VERB_RUN, VerbRun
+from kmirror.ops.base.results import ErrorInfo
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.cluster_view import Prober
+from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.verify.comparing import ComparisonPlan, carry_out, differing, indivisible_topics, plan_comparison
 from kmirror.ops.verify.verify_results import (
     VERIFY_EVIDENCE,
@@ -172,6 +174,14 @@ def _topic_trouble(
     return None
 
 
+def _without_offsets(found: ClusterSnapshot, partition: TopicPartition, cluster: str) -> str:
+    """Return why the offsets of a partition are unknown."""
+    leader_id = found.topics[partition.topic].partitions[partition.partition].leader_id
+    if leader_id is None:
+        return f"{partition} has no leader on the {cluster}"
+    return f"broker {leader_id} of the {cluster}, which leads {partition}, does not say where it starts and ends"
+
+
 def _subject(
     topic: TopicRecord,
     partition: int,
@@ -194,15 +204,16 @@ def _subject(
         )
 
     ours, theirs = TopicPartition(topic.topic, partition), TopicPartition(topic.source_topic, partition)
+    again = f"try again; `{on_mirror('check', topic.mirror)}` shows which brokers do not answer, and why"
     stopped = topic.desired is DesiredState.STOPPED
     source_offset, source_start = there.last_stable_offset.get(theirs), there.log_start_offset.get(theirs)
-    log_end, log_start = here.log_end_offset.get(ours), here.log_start_offset.get(ours)
+    log_end, log_start = here.high_watermark.get(ours), here.log_start_offset.get(ours)
     if partition not in here.topics[topic.topic].partitions:
         lag = None if stopped or source_offset is None else source_offset - (source_start or 0)
         yet = "" if stopped else " yet"
         return row(Outcome.DONE, f"not on the destination{yet}" + (f", lag {lag}" if lag else ""), lag=lag)
     if log_end is None or log_start is None:
-        return row(Outcome.FAILED, f"could not be compared: {ours} has no leader on the destination", hint="try again")
+        return row(Outcome.FAILED, f"could not be compared: {_without_offsets(here, ours, 'destination')}", hint=again)
     end = log_end if last_mirrored is None or not stopped else last_mirrored
     if partition not in there.topics[topic.source_topic].partitions:
         if end <= log_start:
@@ -210,7 +221,7 @@ def _subject(
         message = f"differs: the source has no such partition, the destination has offsets {log_start} to {end - 1}"
         return row(Outcome.FAILED, message, Reason.PARTITIONS_DECREASED, different=True, start=log_start, end=end)
     if source_offset is None or source_start is None:
-        return row(Outcome.FAILED, f"could not be compared: {theirs} has no leader on the source", hint="try again")
+        return row(Outcome.FAILED, f"could not be compared: {_without_offsets(there, theirs, 'source')}", hint=again)
     start = max(log_start, source_start)
     notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
     lag = None if stopped else max(0, source_offset - log_end)
@@ -260,10 +271,12 @@ class _Run:
 
     def __enter__(self) -> Self:
         self._bulk.__enter__()
+        self._left = LeftBehind(self._mirror, whole=self._request.topics is None)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._bulk.__exit__(*error)
+        with self._left:
+            self._bulk.__exit__(*error)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -319,14 +332,27 @@ class _Run:
         """Return the result with its evidence."""
         mirror, tasks = self._mirror, len(plan.shares)
         code = exit_code_of(rows)
-        warnings: tuple[str, ...] = tuple(retention_notes(self._topics, now_ms()))
-        if not rows:
-            warnings = (f"mirror {mirror.name} has no topics yet: nothing was compared",)
         error = error_of(rows, code)
+        warnings = [*retention_notes(self._topics, now_ms())]
+        left = self._left.warnings(self._destination.state, "not compared")
+        nothing = f"mirror {mirror.name} has no topics yet: nothing was compared"
+        if left and not rows:
+            code = ExitCode.REFUSED
+            error, left = ErrorInfo(code, nothing, left[0]), []
+        warnings += left if rows or error else [nothing]
         shown = tuple(replace(row, source_topic=self._sources.get(row.topic)) for row in rows)
         where = plan.where if tasks else None
         how = self._bulk.summary(plan.where, tasks) if tasks else ""
-        outcome = VerifyOutcome(mirror.name, code, shown, error, warnings, where, tasks, how)
+        outcome = VerifyOutcome(
+            mirror=mirror.name,
+            exit_code=code,
+            rows=shown,
+            error=error,
+            where=where,
+            tasks=tasks,
+            warnings=tuple(warnings),
+            how=how,
+        )
         deed = VerbRun("verify", self._destination, mirror, self._began_ms)
         work = VerifyEvidence(outcome, tuple(self._steps), self._bulk.master, self._request.sample)
         return replace(outcome, evidence=document(VERB_RUN, deed) | document(VERIFY_EVIDENCE, work))

@@ -27,7 +27,6 @@ from kmirror.columns import (
     list_of,
     object_of,
     one_of,
-    showing,
     shown,
     table_row,
 )
@@ -63,22 +62,13 @@ _RECORD: tuple[Column[RecordSummary], ...] = (
         "checksum", TEXT, "BLAKE2b of key, value and headers, 128 bits, hexadecimal", lambda record: record.checksum
     ),
 )
+_RECORD_OR_NULL = object_of(_RECORD).null_when("it has none there")
 _DIFFERENCE: tuple[Column[Difference], ...] = (
     Column("offset", OFFSET, "where the two logs first differ", lambda found: found.offset),
     Column("kind", one_of("kind of difference", DifferenceKind), "what is different", lambda found: found.kind),
     Column("message", TEXT, "the same in a sentence", lambda found: found.what),
-    Column(
-        "source",
-        object_of(_RECORD).null_when("it has none there"),
-        "the source's record",
-        lambda found: found.source and document(_RECORD, found.source),
-    ),
-    Column(
-        "destination",
-        object_of(_RECORD).null_when("it has none there"),
-        "the destination's record",
-        lambda found: found.destination and document(_RECORD, found.destination),
-    ),
+    Column("source", _RECORD_OR_NULL, "the source's record", lambda found: found.source),
+    Column("destination", _RECORD_OR_NULL, "the destination's record", lambda found: found.destination),
 )
 
 
@@ -107,6 +97,9 @@ class VerifyRow:
         of_row=lambda row: "; ".join(one_line(text) for text in (row.message, *row.notes)),
     )
     different: bool = shown(FLAG, "whether the two logs differ", default=False)
+    first_difference: Difference | None = shown(
+        object_of(_DIFFERENCE).null_when("no difference was found"), "the first difference", default=None
+    )
     start: int | None = shown(
         OFFSET.null_when(_UNCOMPARED), "the first offset to compare", key="startOffset", default=None
     )
@@ -127,19 +120,7 @@ class VerifyRow:
     source_topic: str | None = shown(
         TEXT.null_when("the topic was not looked at"), "the topic on the source", default=None
     )
-    first_difference: Difference | None = None
     hint: str | None = None
-
-    @property
-    @showing(
-        object_of(_DIFFERENCE).null_when("no difference was found"),
-        "the first difference",
-        key="firstDifference",
-        after="different",
-    )
-    def difference_document(self) -> dict[str, Any] | None:
-        """The first difference, as `--json` prints it."""
-        return document(_DIFFERENCE, self.first_difference) if self.first_difference is not None else None
 
     @property
     def verdict(self) -> ComparisonResult:
@@ -155,18 +136,26 @@ VERIFIED: Table[VerifyRow] = Table(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyOutcome:
-    """The result of `verify`; `evidence` is the document of `--report`."""
+_WHERE = one_of("where work is done", Where)
 
-    mirror: str
-    exit_code: ExitCode
-    rows: tuple[VerifyRow, ...]
-    error: ErrorInfo | None
+
+@table_row
+class VerifyOutcome:
+    """The result of `verify`; `how` says where contents were compared; `evidence` is the document of `--report`."""
+
+    verb: str = shown(TEXT, "verify", default="verify")
+    mirror: str = shown(TEXT, "the mirror")
+    exit_code: ExitCode = shown(EXIT_CODE, "the exit code")
+    rows: tuple[VerifyRow, ...] = shown(VERIFIED.type, "what was found, by partition", key="results")
+    error: ErrorInfo | None = shown(ERROR_OR_NULL, "why not all is equal")
+    where: Where | None = shown(
+        _WHERE.null_when("there was nothing to compare"),
+        "threads of the command, or Spark",
+        key="comparedIn",
+        default=None,
+    )
+    tasks: int = shown(COUNT, "in how many tasks", default=0)
     warnings: tuple[str, ...]
-    #: Where contents were compared, None if there was nothing to compare; in how many tasks; and both in words.
-    where: Where | None = None
-    tasks: int = 0
     how: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -175,28 +164,7 @@ class VerifyOutcome:
         return document(VERIFY, self)
 
 
-_RAN: tuple[Column[VerifyOutcome], ...] = (
-    Column(
-        "comparedIn",
-        one_of("where work is done", Where).null_when("there was nothing to compare"),
-        "threads of the command, or Spark",
-        lambda outcome: outcome.where,
-    ),
-    Column("tasks", COUNT, "in how many tasks", lambda outcome: outcome.tasks),
-)
-VERIFY: tuple[Column[VerifyOutcome], ...] = (
-    Column("verb", TEXT, "verify", lambda _: "verify"),
-    Column("mirror", TEXT, "the mirror", lambda outcome: outcome.mirror),
-    Column("exitCode", EXIT_CODE, "the exit code", lambda outcome: int(outcome.exit_code)),
-    Column(
-        "results",
-        VERIFIED.type,
-        "what was found, by partition",
-        lambda outcome: [VERIFIED.document(row) for row in outcome.rows],
-    ),
-    Column("error", ERROR_OR_NULL, "why not all is equal", lambda outcome: outcome.error and outcome.error.to_json()),
-    *_RAN,
-)
+VERIFY: tuple[Column[VerifyOutcome], ...] = columns_of(VerifyOutcome)
 
 
 @table_row
@@ -209,9 +177,7 @@ class PlannedRange:
     end: int = shown(END, "the end of the range", "END", key="endOffset")
     size_in_bytes: int | None = shown(COUNT.null_when("brokers do not tell"), "its size, about", "BYTES")
     task: int = shown(COUNT, "the task that compares it", "TASK")
-    where: Where = shown(
-        one_of("where work is done", Where), "threads of the command, or Spark", "WHERE", key="comparedIn"
-    )
+    where: Where = shown(_WHERE, "threads of the command, or Spark", "WHERE", key="comparedIn")
 
 
 VERIFY_PLAN: Table[PlannedRange] = Table(
@@ -235,14 +201,16 @@ _STEP: tuple[Column[tuple[str, int]], ...] = (
     Column("step", TEXT, "the step", lambda step: step[0]),
     Column("durationMs", DURATION, "how long it took", lambda step: step[1]),
 )
+_OF_OUTCOME = {column.key: column for column in VERIFY}
+
+
+def _of_outcome(key: str, new_key: str = "") -> Column[VerifyEvidence]:
+    return _OF_OUTCOME[key].of_part(lambda work: work.outcome, new_key)
+
+
 #: The evidence for `--report`, besides who ran the command, when and on which clusters.
 VERIFY_EVIDENCE: tuple[Column[VerifyEvidence], ...] = (
-    Column(
-        "steps",
-        list_of(object_of(_STEP)),
-        "how long each step took",
-        lambda work: [document(_STEP, step) for step in work.steps],
-    ),
+    Column("steps", list_of(object_of(_STEP)), "how long each step took", lambda work: work.steps),
     Column("master", TEXT, "the Spark master", lambda work: work.master),
     Column(
         "sample",
@@ -250,20 +218,10 @@ VERIFY_EVIDENCE: tuple[Column[VerifyEvidence], ...] = (
         "how many random ranges of each partition were compared",
         lambda work: work.sample,
     ),
-    Column(
-        "partitions",
-        VERIFIED.type,
-        "what was found, by partition",
-        lambda work: [VERIFIED.document(row) for row in work.outcome.rows],
-    ),
-    Column("groups", list_of(OBJECT), "always empty", lambda _: []),
-    Column("warnings", list_of(TEXT), "warnings for people", lambda work: list(work.outcome.warnings)),
-    Column("exitCode", EXIT_CODE, "the exit code", lambda work: int(work.outcome.exit_code)),
-    Column(
-        "error", ERROR_OR_NULL, "why not all is equal", lambda work: work.outcome.error and work.outcome.error.to_json()
-    ),
-    Column("comparedIn", _RAN[0].type, "threads of the command, or Spark", lambda work: work.outcome.where),
-    Column("tasks", COUNT, "in how many tasks", lambda work: work.outcome.tasks),
+    _of_outcome("results", "partitions"),
+    Column("groups", list_of(OBJECT), "always empty", lambda _: ()),
+    Column("warnings", list_of(TEXT), "warnings for people", lambda work: work.outcome.warnings),
+    *map(_of_outcome, ("exitCode", "error", "comparedIn", "tasks")),
 )
 
 

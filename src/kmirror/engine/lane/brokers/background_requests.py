@@ -28,6 +28,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.stream import Stream
 from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.cluster.writing.empty_transaction import EmptyTransactions
+from kmirror.engine import lifeline
 from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
@@ -93,26 +94,26 @@ class BackgroundRequests:
         self._transactions: dict[int, EmptyTransactions] = {}
         reads = partial(self._serve, self._reads, read_source, self._read_client)
         writes = partial(self._serve, self._writes, self._source, self._destination)
-        self._threads = [
-            guarded_thread(reads, "kmirror-reads", broken),
-            guarded_thread(writes, "kmirror-writes", broken),
-        ]
+        self._reading = guarded_thread(reads, "kmirror-reads", broken)
+        self._writing = guarded_thread(writes, "kmirror-writes", broken)
 
     def start(self) -> None:
         """Start both threads."""
-        for thread in self._threads:
-            thread.start()
+        self._reading.start()
+        self._writing.start()
 
     def stop(self) -> None:
-        """Stop both threads after their current requests, which wait no longer than they must."""
+        """Stop both threads after their current requests, which wait no longer than they must; drop all others."""
         self._stopping.set()
         self._reads.put(None)
         self._writes.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for both threads to end, and close all connections that were opened."""
-        for thread in self._threads:
-            thread.join(timeout)
+        """Wait until nothing more is changed, and close all connections that were opened.
+
+        Who reads from a cluster that does not answer is not waited for.
+        """
+        self._writing.join(timeout)
         with self._opening:
             for connection in self._opened:
                 connection.close()
@@ -123,7 +124,7 @@ class BackgroundRequests:
         self, requests: queue.SimpleQueue[BackgroundRequest | None], source: ClusterClient, destination: ClusterClient
     ) -> None:
         with source, destination:
-            while (background_request := requests.get()) is not None:
+            while (background_request := requests.get()) is not None and not self._stopping.is_set():
                 self._answer(background_request)
 
     def _answer(self, background_request: BackgroundRequest) -> None:
@@ -213,7 +214,9 @@ class BackgroundRequests:
                 return partial(failed, f"the {side}: {error}", getattr(error, "reason", None))
             return partial(done, stream, versions)
 
-        guarded_thread(partial(self._answer, background_request), "kmirror-connect", self._broken).start()
+        lifeline.start_beside(
+            guarded_thread(partial(self._answer, background_request), "kmirror-connect", self._broken)
+        )
 
     def _stream(self, kind: LinkKind, connection: Connection) -> tuple[Stream, tuple[int, ...]]:
         _, apis, buffer_bytes = _KINDS[kind]
@@ -221,6 +224,10 @@ class BackgroundRequests:
         if buffer_bytes is None:
             connection.measure_round_trip(LONG_ROUND_TRIP)
         return Stream(connection, buffer_bytes or self._stream_bytes), versions
+
+    def forget_limits(self, node_id: int) -> None:
+        """Have the settings of a destination broker read again by the next inspection."""
+        self._inspector.forget_limits(node_id)
 
     def trim(
         self,

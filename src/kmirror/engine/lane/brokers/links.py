@@ -71,7 +71,7 @@ class FetchLink:
 
 
 #: How long a fetch of quiet partitions may wait: well below the time after which a report is no longer fresh.
-QUIET_WAIT_MS = 500
+QUIET_WAIT_MS = 750
 #: A broker goes through all quiet partitions before and after a fetch of them waits. With thousands it may wait this
 #: many times as long as that takes, but at most so long: twice that is well below the time for which a report may speak
 #: of all its rows.
@@ -105,6 +105,8 @@ class SourceLink(FetchLink):
         #: The same of the last response that had room for another partition: those it did not name brought nothing.
         self.had_room_at = 0.0
         self.max_bytes = 0
+        #: When a response last had records, or a partition was added.
+        self.busy_at = 0.0
         #: How long a fetch of quiet partitions may wait at the broker.
         self.quiet_wait_ms = QUIET_WAIT_MS
         #: How much is asked for first of a partition whose batches are of unknown size, over a long path; and when that

@@ -72,8 +72,7 @@ class PartitionCopy:
         self.destination_node: int | None = None
         #: The number of the connection to it that the partition's batches are sent over.
         self.destination_number = 0
-        #: Names the partition in a Produce request.
-        self._place = assignment.topic, NO_TOPIC_ID, assignment.partition
+        self._place = assignment.topic, NO_TOPIC_ID, assignment.partition  # its name in a Produce request
         self.intake = Intake(
             assignment.source,
             assignment.producer_id,
@@ -88,7 +87,7 @@ class PartitionCopy:
         self.fill = GapFilling(assignment, self.intake)
         self.memory = BrokerMemory(settle, quiet_until)
         self.log_start = LogStart(self.intake)
-        #: Why the partition fails unless an inspection finds a better reason: an append landed at another offset.
+        #: Why the partition fails unless an inspection finds a better reason: a batch was not appended as it was sent.
         self._mismatch: Fail | None = None
         if assignment.mismatch is not None:
             self._mismatch = Fail(Reason.OFFSET_MISMATCH, assignment.mismatch, assignment.mismatch_offset or 0)
@@ -130,7 +129,7 @@ class PartitionCopy:
         self._place = self.assignment.topic, facts.destination_topic_id or NO_TOPIC_ID, self.assignment.partition
         self.destination_node = facts.destination_leader[0] if not facts.trouble else None
         self.source.led_by(facts.source_leader[0] if not facts.trouble else None)
-        self.memory.expiration_ms = facts.producer_id_expiration_ms
+        self.memory.expiration_ms = facts.destination_limits.expiration_ms
         self.log(f"inspected: {verdict}")
         if isinstance(verdict, Wait):
             self._pause(verdict.trouble, now)
@@ -318,14 +317,16 @@ class PartitionCopy:
         self._in_flight.append(batch)
         return batch
 
-    def answered(self, code: int, base_offset: int, detail: str | None, now: float) -> None:
-        """Take the answer to the oldest batch in flight."""
+    def answered(
+        self, code: int, base_offset: int, detail: str | None, now: float, log_append_time: int | None = None
+    ) -> None:
+        """Take the answer to the oldest batch in flight; `log_append_time` as in `AppendAnswer`."""
         batch = self._in_flight.popleft()
         frame = batch.frame
         frame.pending -= 1
         if frame.pending == 0:
             self._released(frame)
-        if not code and base_offset == batch.base_offset:
+        if not code and base_offset == batch.base_offset and log_append_time in (None, batch.max_timestamp):
             self.memory.kept_by(batch.max_timestamp)
             if self.log_start.fill_to is None:
                 self.progress.appended(batch)
@@ -335,12 +336,12 @@ class PartitionCopy:
                     self.log_start.take_in_filler()
             self.made_progress()
         elif not code and self._mismatch is None:
-            self._mismatch = refusals.misplaced(self.assignment.destination, batch.base_offset, base_offset)
+            self._mismatch = refusals.altered(self.assignment.destination, batch.base_offset, base_offset)
             # an inspection finds out who wrote, and how much; the copy does not continue in any case
             if self.status is not Status.FAILED:
                 self.interrupt(Trouble(Reason.OFFSET_MISMATCH, self._mismatch.message), now)
         elif self.status is not Status.FAILED:
-            self._refused(code, detail, batch, now)
+            self.refused(code, detail, batch, now)
         self.advance(now)
 
     def made_progress(self) -> None:
@@ -348,7 +349,8 @@ class PartitionCopy:
         if self.status is not FAILED:
             self.retry.made_progress(is_copying=self.status is COPYING)
 
-    def _refused(self, code: int, detail: str | None, batch: GuardedBatch, now: float) -> None:
+    def refused(self, code: int, detail: str | None, batch: GuardedBatch, now: float) -> None:
+        """Take the error code for a batch that was sent, or that its leader would refuse."""
         what = refusals.refusal(code, detail, len(batch.data))
         self.log(f"append at {batch.base_offset} refused: {what}")
         if refusals.may_be_appended(code):

@@ -77,9 +77,11 @@ def append_refused(destination: TopicPartition, offset: int, code: int, what: st
 
 def refusal(code: int, detail: str | None, size_in_bytes: int) -> str:
     """Return in words with which error code a batch of this size was refused."""
+    if code == Code.UNSUPPORTED_FOR_MESSAGE_FORMAT and not detail:
+        detail = "message.format.version of the mirror topic, or its brokers' log.message.format.version, is below 0.11"
     what = f"{code_name(code)} ({code})" + (f": {detail}" if detail else "")
     is_too_large = code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE)
-    return f"{what}; it has {counted(size_in_bytes, 'byte')}" if is_too_large else what
+    return f"{what}; the batch has {counted(size_in_bytes, 'byte')}" if is_too_large else what
 
 
 def may_be_appended(code: int) -> bool:
@@ -87,10 +89,14 @@ def may_be_appended(code: int) -> bool:
     return code not in _NOT_APPENDED
 
 
-def misplaced(destination: TopicPartition, offset: int, base_offset: int) -> Fail:
-    """Return the failure for a batch that was appended at the wrong offset."""
-    message = (
-        f"a batch for offset {offset} of {destination} was appended at {base_offset}: another client writes to it; "
-        "copying has stopped and nothing was repaired"
-    )
-    return Fail(Reason.OFFSET_MISMATCH, message, offset)
+def altered(destination: TopicPartition, offset: int, base_offset: int) -> Fail:
+    """Return the failure for a batch that was appended at another offset, or there with other timestamps."""
+    if base_offset == offset:
+        what = (
+            f"the destination replaced the timestamps of the batch at offset {offset} of {destination}: "
+            "message.timestamp.type of the mirror topic is or was LogAppendTime"
+        )
+    else:
+        what = f"a batch for offset {offset} of {destination} was appended at {base_offset}"
+        what += ": another client writes to it"
+    return Fail(Reason.OFFSET_MISMATCH, f"{what}; copying has stopped and nothing was repaired", offset)

@@ -1,7 +1,7 @@
 """Control of a lane: whether it may still write, since no other has taken its place; and its progress reports.
 
-A thread follows `__kmirror_state` with a long poll. Each time it has read to the end without finding a newer claim, the
-lane may write for `ttl` from the moment *that request was sent*. A successor writes its claim first and waits for
+`__kmirror_state` is followed with a long poll. Each time it was read to the end without a newer claim, the lane may
+write for `ttl` from the moment *that request was sent*. A successor writes its claim first and waits for
 `ttl` before it writes to partitions; so no two lanes ever write at once, whatever the clocks of their machines say. A
 claim is
 
@@ -12,7 +12,8 @@ The engine's record also names the last change of its work (`LaneChangeRecord`) 
 read here, in order; while one is missing the lane may not write, and it ends if that lasts: a task that Spark restarts
 begins with its original work, and must not write to partitions revoked since.
 
-Another thread writes the lane's progress there, about once a second while something changes.
+The lane's progress is written there about once a second while something changes. All lanes of a process share the two
+threads that read and write (`state_log`).
 """
 
 from __future__ import annotations
@@ -20,23 +21,17 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.follower import PartitionFollower
-from kmirror.cluster.protocol import produce
-from kmirror.cluster.protocol.batch_records import Record, make_batch
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.engine.lane.reports.pages import Pages
 from kmirror.engine.lane.reports.row_reports import RowChanges
+from kmirror.engine.lane.reports.state_log import StateLog
 from kmirror.engine.spec import LaneSpec
-from kmirror.engine.threads import guarded_thread
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown
 from kmirror.state.lane_change_record import LaneChangeRecord
 from kmirror.state.record_kinds import Unknown, decode, encode, encode_key
 from kmirror.state.records import (
@@ -46,26 +41,20 @@ from kmirror.state.records import (
     LaneRowsRecord,
     LaneRun,
     ProgressRecord,
+    ProgressRow,
 )
 from kmirror.words import counted
 
-STATE_PARTITION = TopicPartition("__kmirror_state", 0)
-_POLL_MS = 500
 _PROGRESS_SECONDS = 1.0
-_SIGN_OF_LIFE_SECONDS = 2.0
+#: All lanes of a process look at the same times, so that what they report is stored by few requests.
+_STEP_SECONDS = 0.25
+_SIGN_OF_LIFE_SECONDS = 2.0 - _STEP_SECONDS
 #: Without an engine record for this long a lane ends by itself: its driver is gone or stuck.
 _ENGINE_SILENCE_SECONDS = 30.0
-#: Heartbeats and progress are written about once a second each: the last claim is among this many records.
-_LOOK_BACK = 200
 #: A change and the engine's record that names it are written together, but may be read one after the other.
 _BEHIND_SECONDS = 3.0
 _PAUSE = 0.2
-#: So many records at once are mostly of other mirrors, which write hundreds a second: then they are read less often.
-_MANY_RECORDS, _MANY_PAUSE = 10, 0.2
-#: Brokers reject a timestamp far ahead of their clock (an hour since 4.0), but never this one (KIP-32).
-_NO_TIMESTAMP = -1
-#: By default brokers accept batches of up to 1 MB.
-_BATCH_BYTES = 256 << 10
+_FINAL_REPORT_SECONDS = 2.0
 
 
 class LaneControl:
@@ -75,7 +64,7 @@ class LaneControl:
         self,
         spec: LaneSpec,
         attempt: int,
-        config: ClientConfig,
+        state_log: StateLog,
         row_changes: Callable[[], RowChanges],
         broken: Callable[[Exception], None],
     ) -> None:
@@ -89,8 +78,9 @@ class LaneControl:
         self.is_alone = False
         #: When our first progress record was acknowledged: predecessors stop within `ttl` after it.
         self.claimed_at: float | None = None
-        self._client = ClusterClient(config)
+        self._state_log = state_log
         self._row_changes = row_changes
+        self.broken = broken
         self._pages = Pages()
         #: Set when another run of this lane has stored a page: it may have overwritten one of ours.
         self._page_is_overwritten = False
@@ -98,20 +88,21 @@ class LaneControl:
         self._has_changes = False
         self._seen_within = FRESH_SECONDS
         self._reported_revisions: tuple[int, int] | None = None
-        self._wake = threading.Event()
-        self._stop = threading.Event()
-        #: Whether to report once more at the end.
-        self._reports_at_end = False
+        #: When to look for something to report, and when something was last stored.
+        self._report_at = self._written_at = 0.0
+        #: What becomes true when the report that is being stored is stored.
+        self._storing: _Storing | None = None
+        #: Whether the next report is the last one, which says how the lane ended; None while it runs.
+        self._is_last_wanted: bool | None = None
+        #: The last report as it is stored: it says nothing new to the lane itself.
+        self._own_report: bytes | None = None
         self._host = socket.gethostname()
-        self._engine_seen = now()
-        self._tail = PartitionFollower(self._client, STATE_PARTITION, look_back=_LOOK_BACK)
-        #: The keys of records for this lane; all others are skipped.
-        kinds = (("engine", spec.mirror), *((kind, spec.mirror, spec.lane) for kind in ("change", "progress")))
-        self._keys = frozenset(encode_key(key) for key in kinds)
+        self._started_at = self._engine_seen = now()
         #: What the keys of this lane's pages begin with.
         self._page_prefix = encode_key(("rows", spec.mirror, spec.lane))[:-1] + b","
+        kinds = (("engine", spec.mirror), *((kind, spec.mirror, spec.lane) for kind in ("change", "progress")))
+        self.keys = frozenset((*map(encode_key, kinds), self._page_prefix))
         self._owner: EngineRecord | None = None
-        self._read_once = False
         #: True while the lane fills offsets by transactions. Its successors must know: it may do so only once a stored
         #: report says so (`transactions_announced`).
         self.fills_by_transactions = False
@@ -131,25 +122,21 @@ class LaneControl:
         self.revisions: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.on_report_stored: Callable[[int], None] = lambda _: None
         self._behind_since: float | None = None
-        self._follower = guarded_thread(self._follow, "kmirror-control", broken)
-        self._reporter = guarded_thread(self._report_all, "kmirror-progress", broken)
-        self._report_client = ClusterClient(config)
+        self._leave_claims: Callable[[], None] = lambda: None
+        self._leave_reports: Callable[[], threading.Event] = threading.Event
 
     def start(self) -> None:
         """Start following and reporting."""
-        self._follower.start()
-        self._reporter.start()
+        self._leave_claims = self._state_log.claims.follow(self)
+        self._leave_reports = self._state_log.reports.add(self)
 
     def stop(self, *, final_report: bool) -> None:
-        """Stop both threads; the last thing that one does is to report the partitions' state, if `final_report`.
-
-        A thread that is connecting takes longer than this waits: each closes its own connections when it ends.
-        """
-        self._reports_at_end = final_report
-        self._stop.set()
-        self._wake.set()
-        self._follower.join(timeout=_POLL_MS / 1000 + 1)
-        self._reporter.join(timeout=2 + (self._report_client.config.request_timeout_ms / 1000 if final_report else 0))
+        """Stop following and reporting; the last that is done is to report the partitions' state, if `final_report`."""
+        self._leave_claims()
+        self._is_last_wanted = final_report
+        left = self._leave_reports()
+        if final_report:
+            left.wait(_FINAL_REPORT_SECONDS + self._state_log.request_seconds)
 
     @property
     def _ours(self) -> EngineRecord | None:
@@ -185,28 +172,23 @@ class LaneControl:
 
     def report_soon(self) -> None:
         """Report progress now rather than within the second."""
-        self._wake.set()
+        self._report_at = 0.0
+        self._state_log.reports.wake()
 
-    def _follow(self) -> None:
-        with self._client, closing(self._tail):
-            while not self._stop.is_set() and self.ended is None:
-                try:
-                    self._poll()
-                except (KmirrorError, OutcomeUnknown):
-                    self._stop.wait(_PAUSE)
-                if self.ended is None and now() - self._engine_seen > _ENGINE_SILENCE_SECONDS:
-                    self._end("LOST_ENGINE", f"no record of the engine for {_ENGINE_SILENCE_SECONDS:.0f} s")
-
-    def _poll(self) -> None:
-        sent_at = now()
-        answer = self._tail.poll(_POLL_MS if self._read_once else 0)
-        for record in answer.records:
+    def take_claims(self, records: Sequence[Record], sent_at: float, *, reached_end: bool) -> None:
+        """Take what was read of this lane's records; `reached_end`: there were no others when that was asked for."""
+        if self.ended is not None:
+            return
+        for record in records:
             self._read(record)
-        if answer.reached_end:
-            is_first, self._read_once = not self._read_once, True
+        if reached_end:
             self._decide(sent_at)
-            if len(answer.records) >= _MANY_RECORDS and not is_first:
-                self._stop.wait(_MANY_PAUSE)
+        self.take_silence()
+
+    def take_silence(self) -> None:
+        """End the lane if nothing has been heard of its engine for too long."""
+        if self.ended is None and now() - self._engine_seen > _ENGINE_SILENCE_SECONDS:
+            self._end("LOST_ENGINE", f"no record of the engine for {_ENGINE_SILENCE_SECONDS:.0f} s")
 
     def _decide(self, sent_at: float) -> None:
         """Decide by all claims there are whether this lane may write."""
@@ -214,6 +196,9 @@ class LaneControl:
         if owner is None:
             return
         granted = owner.lanes.get(spec.lane)
+        is_granted = (owner.lease_id, granted) == (spec.lease_id, (spec.generation, self.attempt))
+        if sent_at < self._started_at and not is_granted:
+            return  # others of the process have read that; what lets this lane write may have been stored since
         if owner.lease_id != spec.lease_id:
             self._end("FENCED", f"another engine took over on {owner.host} (process {owner.pid})")
         elif owner.state is not EngineState.RUNNING or granted is None:
@@ -223,7 +208,7 @@ class LaneControl:
         elif self._is_behind(owner, granted.generation):
             return
         # Spark started a later attempt by itself: `settle_ms` says nothing about the one before it
-        self.is_alone = granted == (spec.generation, self.attempt) and not owner.settle_ms
+        self.is_alone = is_granted and not owner.settle_ms
         if self.ended is None:
             first = not self.deadline
             self.deadline = sent_at + spec.ttl_ms / 1000
@@ -242,13 +227,11 @@ class LaneControl:
         return True
 
     def _read(self, record: Record) -> None:
-        if record.key is None:
+        if record.key is None or (record.value is not None and record.value == self._own_report):
             return
         if record.key.startswith(self._page_prefix):
             page = decode(record.key, record.value)
             self._page_is_overwritten |= not isinstance(page, LaneRowsRecord) or page.run != self._run
-            return
-        if record.key not in self._keys:
             return
         found = decode(record.key, record.value)
         spec = self.spec
@@ -280,31 +263,25 @@ class LaneControl:
             self.deadline = 0.0
             self.on_change()
 
-    def _report_all(self) -> None:
-        with self._report_client:
-            self._report_loop()
-            if self._reports_at_end:
-                with suppress(KmirrorError, OutcomeUnknown):
-                    self._report(self._observe())
+    def due_at(self) -> float:
+        """Return when to look for something to report; when that is, `prepare` is called."""
+        return self._report_at
 
-    def _report_loop(self) -> None:
-        written = 0.0
-        while not self._stop.is_set():
-            revisions = self._observe()
-            must_announce = self.fills_by_transactions and not self.transactions_announced
-            is_new = self._has_changes or revisions != self._reported_revisions or must_announce
-            if self.claimed_at is None or is_new or now() - written > _SIGN_OF_LIFE_SECONDS:
-                try:
-                    self._report(revisions)
-                    written = now()
-                    if self.claimed_at is None:
-                        self.claimed_at = written
-                        self.on_change()
-                except (KmirrorError, OutcomeUnknown):
-                    self._stop.wait(_PAUSE)
-                    continue
-            self._wake.wait(_PROGRESS_SECONDS)
-            self._wake.clear()
+    def prepare(self) -> Sequence[tuple[bytes, bytes]]:
+        """Return what to store now: the changed pages, then a report that refers to them, if there is anything new.
+
+        The last call comes when the lane has stopped.
+        """
+        if self._is_last_wanted is False:
+            return ()
+        at = now()
+        self._report_at = (at + _PROGRESS_SECONDS) // _STEP_SECONDS * _STEP_SECONDS
+        revisions = self._observe()
+        must_announce = self.fills_by_transactions and not self.transactions_announced
+        is_new = self._has_changes or revisions != self._reported_revisions or must_announce or self._is_last_wanted
+        if self.claimed_at is None or is_new or at - self._written_at > _SIGN_OF_LIFE_SECONDS:
+            return self._report(revisions)
+        return ()
 
     def _observe(self) -> tuple[int, int]:
         """Take the partitions' row changes; return the revisions that they include at least."""
@@ -322,12 +299,7 @@ class LaneControl:
     def _run(self) -> LaneRun:
         return LaneRun(self.spec.lease_id, self.spec.generation, self.attempt)
 
-    def _report(self, revisions: tuple[int, int]) -> None:
-        """Write the changed pages, then a report that refers to them.
-
-        Raises:
-            KmirrorError, OutcomeUnknown: not everything was written, or this is unknown.
-        """
+    def _report(self, revisions: tuple[int, int]) -> Sequence[tuple[bytes, bytes]]:
         spec, (applied, released), run = self.spec, revisions, self._run
         (fetched_bytes, throttled_seconds), counts = self.usage(), self.counts
         pages = self._pages.unstored()
@@ -358,48 +330,33 @@ class LaneControl:
         stored = [
             LaneRowsRecord(spec.mirror, spec.lane, number, *run, tuple(rows.values())) for number, rows in pages.items()
         ]
-        for some in _by_size([*map(encode, stored), encode(report)]):
-            records = [Record(offset, _NO_TIMESTAMP, *one) for offset, one in enumerate(some)]
-            # a fifth of the bytes: whoever reads the state from afar waits for them
-            batch = make_batch(records, compression_type="gzip")
-            append_to(self._report_client, STATE_PARTITION, memoryview(batch))
-        self._pages.stored(pages)
-        self._has_changes, self._reported_revisions = False, revisions
-        self.on_report_stored(released)
-        if report.fills_by_transactions and not self.transactions_announced:
+        self._storing = _Storing(pages, revisions, fills_by_transactions=report.fills_by_transactions)
+        encoded = encode(report)
+        self._own_report = encoded[1]
+        return [*map(encode, stored), encoded]
+
+    def stored(self, *, is_known: bool) -> None:
+        """Note that what was prepared is stored, or that this is not known: then all of it is stored again."""
+        storing, self._storing = self._storing, None
+        if not is_known or storing is None:
+            self._report_at = now() + _PAUSE
+            return
+        self._written_at = now()
+        self._pages.stored(storing.pages)
+        self._has_changes, self._reported_revisions = False, storing.revisions
+        self.on_report_stored(storing.revisions[1])
+        if storing.fills_by_transactions and not self.transactions_announced:
             self.transactions_announced = True
+            self.on_change()
+        if self.claimed_at is None:
+            self.claimed_at = self._written_at
             self.on_change()
 
 
-def _by_size(encoded: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Group records into batches that brokers accept."""
-    some: list[tuple[bytes, bytes]] = []
-    size = 0
-    for key, value in encoded:
-        if some and size + len(value) > _BATCH_BYTES:
-            yield some
-            some, size = [], 0
-        some.append((key, value))
-        size += len(value)
-    yield some
+@dataclass(frozen=True, slots=True)
+class _Storing:
+    """What a report says that is being stored."""
 
-
-def append_to(client: ClusterClient, partition: TopicPartition, batch: memoryview) -> int:
-    """Append one batch without sequence numbers and return its base offset.
-
-    Raises:
-        BrokerError: refused.
-        OutcomeUnknown: sent, not answered.
-    """
-    leader = client.metadata([partition.topic]).leader_address(partition)
-    if leader is None:
-        raise OutcomeUnknown(f"{partition} has no leader")
-    connection = client.connect(leader.node_id, leader.host, leader.port)
-    append = produce.Append(partition.topic, leader.topic_id, partition.partition, batch)
-    answers = connection.request(produce.exchange([append], client.config.request_timeout_ms))
-    answer: produce.AppendAnswer | None = answers.get(partition)
-    if answer is None:
-        raise OutcomeUnknown(f"{connection.address} responded for different partitions")
-    if answer.error_code:
-        raise BrokerError(answer.error_code, code_name(answer.error_code), f"appending to {partition}")
-    return answer.base_offset
+    pages: Mapping[int, Mapping[TopicPartition, ProgressRow]]
+    revisions: tuple[int, int]
+    fills_by_transactions: bool

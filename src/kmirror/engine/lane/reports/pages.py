@@ -2,7 +2,7 @@
 
 A report is written every second or two, and most partitions of a wide mirror are idle. Their rows are moved to pages,
 each a separate record; a report contains only the rows that differ from those. Rows that change all the time are in
-each report, since they would have to be written anyway. A lane with few partitions has no pages.
+each report, since they would have to be written anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kmirror.state.records import ProgressRow
 
 #: Rows of a page: about 15 KB.
 PAGE_ROWS = 100
-#: Rows that have not changed for this long are moved to pages, if there are enough to fill one.
+#: Rows that have not changed for this long are moved to pages: if there are enough to fill one, or most are like that.
 COLD_SECONDS = 10.0
 #: The most rows of a report: about 150 KB, and far below the broker's limit even if each has a long message.
 MOST_LOOSE = 1000
@@ -64,7 +64,7 @@ class Pages:
             else:
                 self.loose[partition], self._since[partition] = row, at
         cold = [partition for partition, since in self._since.items() if at - since >= COLD_SECONDS]
-        if len(cold) > PAGE_ROWS:
+        if len(cold) > PAGE_ROWS or 2 * len(cold) > len(self._page_of):
             self._move_to_pages(cold, len(cold))
         if len(self.loose) > MOST_LOOSE:
             self._move_to_pages(self.loose, len(self.loose) - MOST_LOOSE // 2)

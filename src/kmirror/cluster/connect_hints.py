@@ -1,15 +1,46 @@
-"""Explain a TLS error: why one side does not trust the other, and what to do."""
+"""What to say of an address at which no broker takes our connection, and of a TLS error."""
 
 from __future__ import annotations
 
 import ssl
 from datetime import UTC, datetime
 
+from kmirror.cluster.protocol.wire import INT32
 from kmirror.cluster.security.client_config import ClientConfig
 
+#: What an answer of another server than a Kafka broker begins with.
+_HTTP, _TLS_ALERT = b"HTTP", b"\x15\x03"
 #: OpenSSL's codes (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _OTHER_NAMES = {62, 64}
+
+
+def unreachable_hint(host: str, port: int, config: ClientConfig) -> str:
+    """Return what to check if nothing answers: no one has typed an address that only the cluster's metadata has."""
+    if (host, port) in config.bootstrap_servers:
+        return "check the address, and that the broker is up and reachable from this machine"
+    return (
+        "the cluster reports this address for a broker (advertised.listeners): check that the broker is up, and that "
+        "this machine can resolve the name and reach the port"
+    )
+
+
+def handshake_hint(config: ClientConfig) -> str:
+    """Return what to check if something answers that does not complete the handshake."""
+    return (
+        f"is {config.security_protocol} the listener's security.protocol? "
+        "A listener that wants TLS or SASL hangs up on a client that offers none, and one that has reached "
+        "max.connections or max.connections.per.ip on every client; brokers before Kafka 2.4 are not supported"
+    )
+
+
+def strange_answer(head: bytes) -> str:
+    """Return what the first four bytes of an answer say, which are no length that a broker would send."""
+    if head == _HTTP:
+        return "responds in HTTP: it is no Kafka broker"
+    if head.startswith(_TLS_ALERT):
+        return "responds in TLS, which the listener wants of its clients"
+    return f"sent a response of {INT32.unpack(head)[0]} bytes: it may not be a Kafka broker"
 
 
 def tls_refusal(error: ssl.SSLError, config: ClientConfig) -> tuple[str, str]:

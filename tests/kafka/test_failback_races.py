@@ -1,0 +1,138 @@
+"""What happens to the topics on either side while a failback is on its way: nothing is deleted on old evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from kmirror.errors import ExitCode
+from kmirror.offline.survey import PlannedCut
+from kmirror.ops.failback.plan import Strategy
+from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
+from kmirror.ops.stop.steps import Checkpoint
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.archiving import assert_holds
+from tests.support.clusters import MakeCluster, unique_topic
+from tests.support.groups import commit, committed
+from tests.support.mirrors import produce, properties_of
+from tests.support.round_trip import Trip, archives_of, cut, make_old_topic
+from tests.support.visible import bounds_of, shown
+from tests.support.waiting import wait_until
+
+SAVED = "archive the records after the fork, and compare the archive with the log"
+DELETED = "record that it was deleted"
+
+
+def add_partition(cluster: SandboxCluster, topic: str) -> None:
+    admin = AdminClient(properties_of(cluster))
+    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
+    wait_until(lambda: bounds_of(cluster, topic, 1) == (0, 0))
+
+
+def delete(cluster: SandboxCluster, topic: str) -> None:
+    admin = AdminClient(properties_of(cluster))
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: topic not in admin.list_topics(timeout=30).topics)
+
+
+def once_after(step: str, do: Callable[[], None]) -> Checkpoint:
+    """Return a checkpoint that does something once, after a step."""
+    left = [do]
+
+    def checkpoint(does: str) -> None:
+        if does == step and left:
+            left.pop()()
+
+    return checkpoint
+
+
+def test_a_partition_that_is_added_after_the_archive_is_not_deleted(trip: Trip) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+
+    def grow() -> None:
+        add_partition(trip.a, topic)
+        produce(trip.a, topic, ["in a new one"], 1)
+
+    done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, grow))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+    held = shown(trip.a, topic, 1)
+    assert [record.value for record in held] == [b"in a new one"]
+    again = trip.back(strategy=Strategy.RECREATE)
+    assert again.result.exit_code == 0, again.result
+    assert_holds(trip.a, archives_of(again)[topic]["archive"], held, partition=1)
+    trip.copy_to_a()
+    trip.assert_same(topic)
+
+
+@pytest.mark.parametrize("how", ["deleted", "recreated"])
+def test_the_new_primarys_topic_is_gone_after_the_archive(trip: Trip, how: str) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    held = shown(trip.a, topic)
+
+    def lose() -> None:
+        delete(trip.b, topic)
+        if how == "recreated":
+            make_old_topic(trip.b, topic)
+            produce(trip.b, topic, ["other"])
+
+    done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, lose))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+    assert shown(trip.a, topic) == held
+
+
+@pytest.mark.long
+def test_the_new_primary_loses_its_tail_after_the_archive(
+    make_cluster: MakeCluster, source_cluster: SandboxCluster, tmp_path: Path
+) -> None:
+    """It has more records than before when the topic would be deleted, but others."""
+    b, topic = make_cluster("b"), unique_topic()
+    with Trip(source_cluster, b) as trip:
+        trip.go(topic, records=200)
+        produce(trip.a, topic, ["lost"])
+        held = shown(trip.a, topic)
+
+        def lose() -> None:
+            found = trip.at_b.client.metadata([topic]).topics[topic]
+            cuts = (PlannedCut(topic, str(found.printed_topic_id), 0, 100),)
+            write_plan(TruncationPlan(trip.at_b.cluster_id, trip.mirror, 1, cuts), tmp_path / "plan.json")
+            cut(b, tmp_path / "plan.json")
+            produce(b, topic, ["after the election"] * 140)
+
+        done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, lose))
+        (row,) = done.result.results
+        assert "both logs were the same up to offset 200, and now are up to 100" in str(row.message)
+        assert shown(trip.a, topic) == held
+        trip.opened_again()
+        again = trip.back(strategy=Strategy.RECREATE)
+        assert again.result.exit_code == 0, again.result
+        assert_holds(trip.a, archives_of(again)[topic]["archive"], held[100:])
+
+
+def test_another_client_creates_the_topic_again_before_kmirror_does(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    commit(trip.a, group, topic, {0: 2})
+
+    def create() -> None:
+        make_old_topic(trip.a, topic)
+        produce(trip.a, topic, ["other"])
+
+    done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(DELETED, create))
+    assert done.result.exit_code == ExitCode.HISTORIES_DIFFER, done.result
+    held = shown(trip.a, topic)
+    assert [record.value for record in held] == [b"other"]
+    again = trip.back(strategy=Strategy.RECREATE)
+    assert again.result.exit_code == 0, again.result
+    assert_holds(trip.a, archives_of(again)[topic]["archive"], held)
+    # brokers forgot it with the topic; where it read is below no fork now, so it reads again and skips nothing
+    assert committed(trip.a, group, topic) == {0: 0}
+    trip.copy_to_a()
+    trip.assert_same(topic)

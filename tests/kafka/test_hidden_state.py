@@ -1,0 +1,84 @@
+"""What is stored, but hidden by a transaction that another program left open, is waited for before anything is decided.
+
+A command's own transaction is hidden if another began between its last read and its commit and does not end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.cluster.writing.transactional_writer import TransactionalWriter
+from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
+from kmirror.ops.show.describe import unreadable_notes
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.state.waiting import BRIEFLY_S
+from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+
+#: Longer than a read that does not wait for transactions.
+HIDDEN_S = 4.0
+
+
+@contextmanager
+def hiding_commits(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
+    """Have another program's transaction begin right before the next commit: it hides that until it ends."""
+    producer = Producer({**config, "transactional.id": f"test-{unique_topic()}", "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    commit = TransactionalWriter.commit
+
+    def late(writer: TransactionalWriter, *given: Any) -> Any:
+        if not hidden:
+            hidden.append(writer)
+            producer.produce(STATE_TOPIC, key=b'["test"]', value=None, partition=0)
+            assert producer.flush(30) == 0
+        return commit(writer, *given)
+
+    hidden: list[TransactionalWriter] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(TransactionalWriter, "commit", late)
+        yield producer
+    assert hidden
+
+
+def ending(producer: Producer) -> threading.Timer:
+    timer = threading.Timer(HIDDEN_S, producer.abort_transaction, (30,))
+    timer.start()
+    return timer
+
+
+def test_a_mirror_just_created_is_found(
+    cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    with hiding_commits(config, monkeypatch) as producer:
+        mirror = new_mirror(destination, cluster_pair.source)
+    timer = ending(producer)
+    with Destination.open(properties_of(cluster_pair.destination)) as other:
+        assert mirror in [row.mirror for row in list_mirrors(other)]
+        assert add(other, mirror, selector(topic)).exit_code == 0
+    timer.join()
+
+
+def test_what_may_be_hidden_is_said(
+    cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hiding_commits(config, monkeypatch) as producer:
+        mirror = new_mirror(destination, cluster_pair.source)
+    with Destination.open(properties_of(cluster_pair.destination)) as other:
+        (note,) = unreadable_notes(other)
+        assert note.startswith("__kmirror_state has an unfinished transaction at offset ")
+        other.state(BRIEFLY_S)
+        producer.abort_transaction(30)
+        assert unreadable_notes(other) == (note,)  # what was read before lacks it
+        assert unreadable_notes(other) == ()
+        assert mirror in [row.mirror for row in list_mirrors(other)]

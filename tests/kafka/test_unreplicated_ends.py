@@ -1,0 +1,92 @@
+"""A destination's follower lags behind: what its leader alone has can be lost with it, and is not shown as copied.
+
+Once, `describe` showed such a log end, with a lag of 0: the next leader had less, and consumers saw less all along.
+"""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from confluent_kafka import Producer
+
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.writing.fence import FenceResult, replicated_ends
+from kmirror.errors import ExitCode
+from kmirror.ops.add.add import add
+from kmirror.ops.base.context import Destination
+from kmirror.ops.groups.group_facts import log_bounds
+from kmirror.ops.show.describe import describe
+from kmirror.state.internal_topics import STATE_TOPIC, STATE_TOPIC_SETTINGS
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.clusters import MakeCluster, freeze, unique_topic
+from tests.support.leader import create_topic
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.shared_clusters import SMALL_HEAP
+from tests.support.waiting import wait_until
+
+#: A frozen follower stays in sync, as far as the leader knows, for longer than the test takes to ask; and its fetches
+#: wait so long at the leader that there is one as it freezes.
+_PATIENT = {
+    "broker.session.timeout.ms": "30000",
+    "replica.lag.time.max.ms": "120000",
+    "replica.fetch.wait.max.ms": "4000",
+}
+LEADER, FOLLOWER, OTHER = 1, 2, 3
+
+
+@pytest.mark.slow
+def test_what_only_the_leader_has_is_not_copied_yet(source_cluster: SandboxCluster, make_cluster: MakeCluster) -> None:
+    three = make_cluster("three", brokers=3, heap=SMALL_HEAP, properties=_PATIENT)
+    topic = unique_topic()
+    place = TopicPartition(topic, 0)
+    make_topic(source_cluster, topic, retention_ms="-1")
+    produce(source_cluster, topic, ["1", "2", "3"])
+    create_topic(three, name=topic, replicas=[[LEADER, FOLLOWER]])
+    create_topic(three, name=STATE_TOPIC, replicas=[[OTHER]], settings=STATE_TOPIC_SETTINGS)
+    producer = Producer({"bootstrap.servers": three.bootstrap_servers, "acks": "1", "log_level": 0})
+
+    def append(value: str) -> None:
+        producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+
+    with Destination.open(properties_of(three)) as destination:
+        client = destination.client
+
+        def ends() -> tuple[int | None, int | None]:
+            """Return the leader's log end, and where its log ends for consumers."""
+            found = (client.list_offsets({place: LATEST}, log_end=one)[place].offset for one in (True, False))
+            return next(found), next(found)
+
+        def shown() -> tuple[int | None, int | None]:
+            (row,) = describe(destination, mirror)
+            return row.destination_offset, row.lag
+
+        mirror = new_mirror(destination, source_cluster)
+        assert add(destination, mirror, selector(topic), adopt=True).exit_code == ExitCode.OK
+        append("1")
+        wait_until(lambda: ends() == (1, 1))
+        freeze(three, FOLLOWER)
+        append("2")  # an answer to the fetch that the follower had sent before: it finds it later
+        append("3")
+        assert ends() == (3, 1)
+        assert shown() == (1, 2)
+        assert log_bounds(client, [place]) == {place: (0, 1)}
+        with ClusterClient(destination.config) as other, ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(replicated_ends, other, [place])
+            assert shown() == (1, 2)
+            assert not stopped.done()
+            three.signal(FOLLOWER, signal.SIGCONT)
+            assert stopped.result() == {place: FenceResult(0, 3)}
+        assert shown() == (3, 0)
+
+        freeze(three, FOLLOWER)
+        append("4")
+        append("5")
+        assert shown() == (3, 0)
+        three.stop_broker(LEADER)
+        three.signal(FOLLOWER, signal.SIGCONT)
+        wait_until(lambda: ends() == (4, 4))
+        wait_until(lambda: shown() == (4, 0))
