@@ -182,6 +182,10 @@ class Client:
         text = (self._folder / "out").read_text(encoding="utf-8", errors="replace")
         return [Event(**_fields(line)) for line in text.rpartition("\n")[0].splitlines()]
 
+    def printed(self) -> str:
+        """Return the beginning of what it has printed, to standard output and to standard error."""
+        return "".join((self._folder / name).read_text(encoding="utf-8")[:4000] for name in ("out", "err"))
+
     def kept(self, cluster: SandboxCluster) -> list[Kept]:
         """Return its records at a cluster, as Kafka's console consumer reads them.
 

@@ -32,13 +32,21 @@ def test_a_client_reports_what_the_log_has(
     create_topics(cluster, {client.topic: {}}, 2)
     with closing(client):
         client.start({"bootstrap.servers": cluster.bootstrap_servers}, 50)
-        wait_until(lambda: sum(event.what == "read" for event in client.events()) > 100)
+        _wait_for_reads(client)
     events = client.events()
     began = min(event.at for event in events)
     found = outcome(client.kind.key, events, client.kept(cluster), began, _last(events))
     assert found.is_exact
     assert (found.refused, found.unread, found.restarts, found.errors) == (0, 0, 2, ())
     assert found.acknowledged > 100
+
+
+def _wait_for_reads(client: Client) -> None:
+    try:
+        wait_until(lambda: sum(event.what == "read" for event in client.events()) > 100)
+    except AssertionError as error:
+        error.add_note(f"it printed:\n{client.printed()}")
+        raise
 
 
 def _last(events: list[Event]) -> int:
