@@ -20,8 +20,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.commands import option
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, SideJob
-from kmirror.engine.status.journal import Level
-from kmirror.errors import BrokerError, Reason
+from kmirror.errors import BrokerError, Reason, RefusedError
 from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, now_ms, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
 from kmirror.ops.groups.group_facts import log_bounds, mirrored_topics, read_source_groups
@@ -52,7 +51,6 @@ class _Job(DestinationJob):
         self._source: ClusterClient | None = None
         #: What was last written, by topic and key.
         self._written: dict[str, dict[bytes, bytes]] = {}
-        self._reported: str | None = None
 
     def close(self) -> None:
         """Close connections."""
@@ -81,21 +79,16 @@ class _Job(DestinationJob):
             _append(destination, topic, some)
             written |= some
 
-    def _taken(self, destination: Destination, topics: Iterable[str]) -> list[JobEvent] | None:
-        """Return the events to report if one of these is a mirror topic, which only its mirror may write; else None."""
+    def _require_free(self, destination: Destination, topics: Iterable[str]) -> None:
+        """Raise RefusedError if one of these is a mirror topic, which only its mirror may write."""
         state = destination.state()
         for topic in topics:
             for mirror in state.mirrors:
                 record = state.topic(mirror.name, topic)
                 if record is not None and record.desired is not DesiredState.STOPPED:
-                    message = (
+                    raise RefusedError(
                         f"{topic} is a topic of mirror {mirror.name}: nothing is written into it for MirrorMaker 2"
                     )
-                    events = [] if message == self._reported else [JobEvent(message, level=Level.WARNING)]
-                    self._reported = message
-                    return events
-        self._reported = None
-        return None
 
 
 class CheckpointsJob(_Job):
@@ -120,8 +113,7 @@ class CheckpointsJob(_Job):
             self.close()
             return ()
         source, destination = self._open(view.mirror.source, view.mirror.source_cluster_id)
-        if (events := self._taken(destination, [topic for topic in wanted if wanted[topic]])) is not None:
-            return events
+        self._require_free(destination, [topic for topic in wanted if wanted[topic]])
         with self._pace.measured():
             state = destination.state()
             topics = mirrored_topics(state, self._mirror)
@@ -160,9 +152,8 @@ class HeartbeatsJob(_Job):
             self.close()
             return ()
         source, destination = self._open(view.mirror.source, view.mirror.source_cluster_id)
-        is_new = HEARTBEATS_TOPIC not in self._written
-        if is_new and (events := self._taken(destination, [HEARTBEATS_TOPIC])) is not None:
-            return events
+        if HEARTBEATS_TOPIC not in self._written:
+            self._require_free(destination, [HEARTBEATS_TOPIC])
         with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
         self._write(destination, view.settings, HEARTBEATS_TOPIC, dict([heartbeat(view.settings, now_ms())]))

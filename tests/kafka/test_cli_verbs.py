@@ -84,6 +84,7 @@ LIST_KEYS: dict[str, tuple[type, ...]] = {
     "objectivesBreached": (NUMBER,),
     "objectivesUnknown": (NUMBER,),
     "notAdded": (NUMBER, NULL),
+    "failingJobs": (NUMBER, NULL),
 }
 VERB_KEYS = ["verb", "mirror", "dryRun", "exitCode", "results", "groups", "error"]
 RESULT_KEYS = ["topic", "partition", "result", "reason", "message", "lastMirroredOffset", "lag"]

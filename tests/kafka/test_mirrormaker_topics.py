@@ -11,14 +11,18 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.driver.side_jobs import SideJob
-from kmirror.errors import UsageError
+from kmirror.errors import ExitCode, RefusedError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.config import change_config
+from kmirror.ops.show.describe import topic_notes
+from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.show.wait import Condition, wait
 from kmirror_compat.mirrormaker_jobs import CheckpointsJob, HeartbeatsJob
 from kmirror_sandbox.jars import kafka_jars
 from tests.support.class_archive import java
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import typed
 from tests.support.groups import commit
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, selector
@@ -102,9 +106,41 @@ def test_a_mirror_topic_of_that_name_is_never_written(cluster_pair: ClusterPair,
     mirror = new_mirror(destination, cluster_pair.source, source_cluster_alias=alias, emit_checkpoints_enabled="true")
     assert add(destination, mirror, selector(marks)).exit_code == 0
     job = CheckpointsJob(mirror, destination.properties)
-    (reported,) = run_once(job, destination, mirror)
-    assert reported.note == f"{marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2"
-    assert run_once(job, destination, mirror) == []
+    with pytest.raises(RefusedError, match=f"{marks} is a topic of mirror {mirror}: nothing is written into it"):
+        run_once(job, destination, mirror)
     job.close()
     partition = TopicPartition(marks, 0)
     assert destination.client.list_offsets({partition: -1})[partition].offset == 0
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_for_long_is_shown_until_it_succeeds(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    alias = unique_topic("a")
+    marks = f"{alias}.checkpoints.internal"
+    make_topic(cluster_pair.source, marks)
+    mirror = new_mirror(destination, cluster_pair.source, source_cluster_alias=alias, emit_checkpoints_enabled="true")
+    assert add(destination, mirror, selector(marks)).exit_code == 0
+
+    def failing() -> int | None:
+        return next(row.failing_jobs for row in list_mirrors(destination) if row.mirror == mirror)
+
+    with LocalEngine(destination, mirror, [CheckpointsJob(mirror, destination.properties)]) as engine:
+        assert wait(destination, mirror, Condition.HEALTHY, 25_000).exit_code == ExitCode.OK
+        assert failing() == 0
+        wait_until(failing)
+        (note,) = topic_notes(destination, mirror)
+        assert note.startswith(f"mirror {mirror}: MirrorMaker's checkpoints and offset syncs are not written since 20")
+        assert note.endswith(f": {marks} is a topic of mirror {mirror}: nothing is written into it for MirrorMaker 2")
+        assert topic_notes(destination, mirror, selector(marks)) == []
+        at = cluster_pair.destination
+        assert f"note: {note}\n" in typed(at, "describe", "--mirror", mirror).stderr
+        assert f"note: mirror {mirror}: 1 job beside copying fails; `" in typed(at, "list").stderr
+        for condition in (Condition.HEALTHY, Condition.CAUGHT_UP):  # records flow
+            waited = wait(destination, mirror, condition, 20_000)
+            assert (waited.exit_code, waited.warnings) == (ExitCode.OK, (note,))
+        assert [served.missing for served in engine.service.status(mirror).mirrors] == [None]
+        change_config(destination, mirror, {"emit.checkpoints.enabled": "false"})
+        wait_until(lambda: failing() == 0)
+        assert topic_notes(destination, mirror) == []

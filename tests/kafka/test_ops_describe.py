@@ -420,6 +420,7 @@ def test_list_shows_every_mirror_once(
         "objectivesBreached": 0,
         "objectivesUnknown": 0,
         "notAdded": None,
+        "failingJobs": None,
     }
     assert (rows[empty].topics, rows[empty].state, rows[empty].max_lag) == (0, None, None)
     assert [row.mirror for row in list_mirrors(destination)] == sorted(rows)

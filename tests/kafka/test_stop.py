@@ -20,11 +20,12 @@ from kmirror.cluster.writing.fence import FenceResult, Writer, fence
 from kmirror.engine.clock import now_ms
 from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
@@ -39,6 +40,7 @@ from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
 from tests.support.scraped import asking, assert_all_say, describing
+from tests.support.side_jobs import run_once
 from tests.support.visible import shown
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -93,6 +95,34 @@ def test_a_failover_with_a_living_engine_and_a_live_source(cluster_pair: Cluster
     assert again.result.exit_code == 0
     assert {row.result for row in again.result.results} == {Outcome.NOOP}
     assert end_of(destination, topics[0]) == 5
+
+
+def test_a_failover_says_since_when_group_offsets_are_old(cluster_pair: ClusterPair, destination: Destination) -> None:
+    mirror = mirrored(cluster_pair, destination, unique_topic())
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+
+    def on_groups(*, dry_run: bool = True) -> list[str]:
+        result = failover(destination, mirror, dry_run=dry_run).result
+        return [text for text in result.warnings if text.startswith("group offsets")]
+
+    assert on_groups() == ["group offsets were never read from the source: groups start where auto.offset.reset says"]
+    with closing(GroupSyncJob(mirror, destination.properties)) as job:
+        run_once(job, destination, mirror)
+    assert on_groups() == []
+
+    def an_hour_ago(state: State) -> Changes:
+        checked = settled(state.groups_checked(mirror), "when groups were read")
+        return Changes((replace(checked, time_ms=checked.time_ms - 3_600_000),))
+
+    change(destination, mirror, an_hour_ago)
+    for dry_run in (True, False):
+        (text,) = on_groups(dry_run=dry_run)
+        assert re.fullmatch(
+            "group offsets were last read from the source at 20[0-9TZ:-]+, (59|60|1h)[0-9ms]* before its ends "
+            "were seen: what groups have read since, they read again",
+            text,
+        )
 
 
 def test_a_silent_engine_is_fenced_at_the_brokers(cluster_pair: ClusterPair, destination: Destination) -> None:

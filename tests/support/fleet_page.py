@@ -95,6 +95,7 @@ def _mirror(name: str, cluster: str, state: str, reason: str | None, more: Mappi
         "objectivesBreached": breached,
         "objectivesUnknown": 0,
         "notAdded": 0,
+        "failingJobs": 0,
         "engineLastSeenMs": seen,
         "engineAgeMs": NOW - seen,
         "lagUnknown": 0,

@@ -9,10 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from kmirror.engine.clock import now
+from kmirror.engine.driver import side_jobs
 from kmirror.engine.driver.job_pool import JobPool
 from kmirror.engine.driver.side_jobs import JobEvent, JobView, RepeatedSideJob
+from kmirror.errors import KmirrorError
 from kmirror.settings.table import Settings
+from kmirror.state.engine_findings import JobFailure
 from kmirror.state.records import MirrorRecord
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -273,3 +278,38 @@ def test_a_side_job_with_nothing_to_do_takes_no_thread_but_runs_once_more_when_s
     switched = [False, False, True, True, False, False, True]
     assert [has_run(enabled=enabled) for enabled in switched] == [False, False, True, True, True, False, True]
     assert job.runs == [True, True, False, True]
+
+
+class Failing(Switched):
+    """A side job that fails as long as it has an error."""
+
+    error: KmirrorError | None = KmirrorError("no\nright")
+
+    def run(self, view: JobView) -> Iterable[JobEvent]:
+        if self.error is not None:
+            raise self.error
+        return ()
+
+
+def test_a_side_job_has_failed_for_long_when_each_run_of_half_a_minute_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, at_ms = Failing(), 1_000_000
+    view = JobView(MirrorRecord("m", {}, {}, None, "eve@ops", 0), Settings(), (), {}, {})
+    repeated = RepeatedSideJob(job, lambda: view, lambda _: None)
+    monkeypatch.setattr(side_jobs, "now_ms", lambda: at_ms)
+
+    def after(seconds: int) -> JobFailure | None:
+        nonlocal at_ms
+        at_ms += seconds * 1000
+        repeated.run()
+        return repeated.lasting_failure
+
+    assert [after(0), after(29), after(1)] == [None, None, JobFailure(1_000_000, "no right")]
+    job.error = None
+    assert after(60) is None
+    job.error = KmirrorError("another")
+    assert [after(0), after(29), after(31)] == [None, None, JobFailure(1_090_000, "another")]
+    view = replace(view, settings=replace(view.settings, sync_group_offsets_enabled=False))
+    assert after(31) is not None, "it has run once more"
+    repeated.asleep_until = 0.0
+    assert not repeated.is_due(now())
+    assert repeated.lasting_failure is None, "it is switched off"

@@ -13,11 +13,11 @@ from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.status.counters import Counters
 from kmirror.engine.status.history import Sample
 from kmirror.errors import KmirrorError, Reason
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
-    Lacking,
     PartitionRecord,
     PartitionState,
     ProgressRecord,

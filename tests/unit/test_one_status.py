@@ -34,8 +34,9 @@ from kmirror.errors import NOT_COPYING, KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.listing import Overview
 from kmirror.ops.show.wait import Condition, judge
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.record_kinds import Record
-from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, PartitionRecord, PartitionState
+from kmirror.state.records import PENDING_PROMOTE, DesiredState, PartitionRecord, PartitionState
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.engine_health import engine_health

@@ -151,6 +151,7 @@ def test_list_has_exactly_these_keys() -> None:
         "objectivesBreached",
         "objectivesUnknown",
         "notAdded",
+        "failingJobs",
     ]
 
 

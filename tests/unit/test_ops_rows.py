@@ -525,6 +525,7 @@ def test_list_sums_up_a_mirror() -> None:
         "objectivesBreached": 0,
         "objectivesUnknown": 0,
         "notAdded": 0,
+        "failingJobs": 0,
     }
 
 

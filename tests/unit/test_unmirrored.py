@@ -12,7 +12,8 @@ from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, 
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, judge
-from kmirror.state.records import DesiredState, Lacking
+from kmirror.state.engine_findings import Lacking
+from kmirror.state.records import DesiredState
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
 from kmirror.state.assignment import Recovery
+from kmirror.state.engine_findings import JobFailure, Lacking, NotAdded
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
 Key = tuple[str | int, ...]
@@ -67,21 +68,6 @@ class EngineState(StrEnum):
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
     RELEASED = "RELEASED"
-
-
-class Lacking(NamedTuple):
-    """A mirror topic that lacks partitions: how many its source has, and why adding them failed."""
-
-    partitions: int
-    reason: Reason | None
-    message: str
-
-
-class NotAdded(NamedTuple):
-    """Source topics that a mirror's filters select and that could not be added: how many, and of the first ones why."""
-
-    topics: int
-    why: Mapping[str, str]
 
 
 class Incarnation(NamedTuple):
@@ -446,7 +432,8 @@ class EngineRecord:
     `pid_start_time` is in clock ticks since boot; with `boot_id` it distinguishes a process from a later one with the
     same pid. `ttl_ms`: how long after this heartbeat its lanes may write; `settle_ms`: how long lanes of earlier
     engines may, and replaced runs of its own lanes. The last fields are the engine's own findings: which lanes have not
-    reported for long, why the source does not answer, which topics lack partitions, which broker throttles it.
+    reported for long, why the source does not answer, which topics lack partitions, which broker throttles it,
+    which jobs fail.
     """
 
     mirror: str
@@ -481,6 +468,8 @@ class EngineRecord:
     #: The mirror topics that lack partitions of their sources, and the source topics that could not be added.
     lacking: Mapping[str, Lacking] | None = None
     not_added: NotAdded | None = None
+    #: By name, the side jobs that have failed for long; None: none has.
+    failing_jobs: Mapping[str, JobFailure] | None = None
     #: The destination's broker that lately made it wait for long, as a client quota is used up; None: none did.
     throttled_by: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from kmirror.columns import COUNT, DURATION, REASON, TEXT, TIME, Table, columns_
 from kmirror.errors import NOT_COPYING, Reason
 from kmirror.settings.objectives import Objectives
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.records import MirrorRecord, NotAdded
+from kmirror.state.engine_findings import NotAdded
+from kmirror.state.records import MirrorRecord
 from kmirror.status.engine_health import EngineHealth
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import LIMIT, NO_ENGINE, RATE, PartitionRow, shown_duration
@@ -103,6 +104,11 @@ class MirrorRow:
         "how many source topics its filters select that its engine could not add",
         default=None,
     )
+    failing_jobs: int | None = shown(
+        COUNT.null_when("no engine copies it"),
+        "how many of what its engine does beside copying has failed for long: groups, settings, rights, discovery",
+        default=None,
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
@@ -126,7 +132,8 @@ KAFKA_MIRRORS: Table[MirrorRow] = Table(
 class MirrorStatus:
     """One mirror with topics of it, sorted by name, out of `topic_count`; `trouble` is what its source has.
 
-    `not_added` are the source topics that discovery could not add, each with a sentence.
+    `not_added` are the source topics that discovery could not add, each with a sentence; `failing_jobs` is how much
+    of what its engine should do beside copying it does not.
     """
 
     record: MirrorRecord
@@ -135,6 +142,7 @@ class MirrorStatus:
     health: EngineHealth
     trouble: SourceTrouble
     not_added: NotAdded
+    failing_jobs: int = 0
 
     @property
     def partitions(self) -> list[PartitionRow]:
@@ -178,6 +186,7 @@ class MirrorStatus:
             objectives_breached=objectives[ObjectiveState.BREACHED],
             objectives_unknown=objectives[ObjectiveState.UNKNOWN],
             not_added=self.not_added.topics if health.reason is None else None,
+            failing_jobs=self.failing_jobs if health.reason is None else None,
         )
 
 

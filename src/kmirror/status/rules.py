@@ -34,6 +34,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.workflow_records import PROMOTE
 from kmirror.status.engine_health import EngineHealth, copy_trouble, engine_health, is_reported
+from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.mirror_status import MirrorStatus, objectives_of, throttle_of
 from kmirror.status.next_steps import failure_text, refused_text
 from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of, time_lag
@@ -94,7 +95,8 @@ def mirror_status(
         for topic in sorted(topics, key=lambda one: one.topic)
     ]
     topic_count, not_added = len(state.topics(mirror.name)), not_added_topics(state, mirror)
-    return MirrorStatus(mirror, tuple(found), topic_count, health, source_trouble(source), not_added)
+    failing_jobs = len(failing_job_notes(state, mirror.name))
+    return MirrorStatus(mirror, tuple(found), topic_count, health, source_trouble(source), not_added, failing_jobs)
 
 
 def topic_status(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from kmirror.errors import Reason
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.records import DesiredState, Lacking, MirrorRecord, NotAdded, TopicRecord
+from kmirror.state.engine_findings import Lacking, NotAdded
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.words import counted, visible

@@ -207,7 +207,15 @@ def _objectives_met(mirror: ServedMirror) -> Iterator[Value]:
 
 
 #: The side jobs: their names in sentences, and in labels.
-JOBS = {"group offsets": "groups", "topic settings": "settings", "rights": "rights", "discovery": "discovery"}
+JOBS = {
+    "group offsets": "groups",
+    "topic settings": "settings",
+    "rights": "rights",
+    "discovery": "discovery",
+    "clients": "clients",
+    "checkpoints": "checkpoints",
+    "heartbeats": "heartbeats",
+}
 PARTITION_STATES = (*PartitionState, *sorted(NOT_COPYING))
 _NO_ENGINE = "from `serve` while no engine is in charge"
 _FETCHER = "of `MirrorFetcherManager`"

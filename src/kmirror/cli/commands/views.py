@@ -55,6 +55,11 @@ def list_verb(call: Call) -> int:
         what = counted(number, "source topic matches its filters and is", "source topics match its filters and are")
         why = f"`{on_mirror('describe', mirror)}` says why"
         call.output.screen.note(f"kmirror: note: mirror {visible(mirror)}: {what} not mirrored; {why}")
+    for mirror, number in ((row.mirror, row.failing_jobs) for row in rows if row.failing_jobs):
+        what = counted(number, "job beside copying fails", "jobs beside copying fail")
+        call.output.screen.note(
+            f"kmirror: note: mirror {visible(mirror)}: {what}; `{on_mirror('describe', mirror)}` says why"
+        )
     return exit_code(call, unreadable)
 
 

@@ -15,9 +15,10 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.engine.clock import now_ms
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.event_records import Event
 from kmirror.state.lock import transact
-from kmirror.state.records import Lacking, TopicRecord
+from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 

@@ -14,7 +14,7 @@ from kmirror.engine.status.health import LANE_SILENCE_SECONDS, LATE_SECONDS
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.errors import LINK_REFUSED, KmirrorError, OutcomeUnknown, Reason
 from kmirror.settings.durations import format_duration
-from kmirror.state.records import Lacking, NotAdded
+from kmirror.state.engine_findings import Lacking, NotAdded
 
 
 class SourceStatus:

@@ -18,13 +18,13 @@ from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import StoredRecords
 from kmirror.errors import KmirrorError, Reason
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.lease import Lease
 from kmirror.state.records import (
     PENDING_PROMOTE,
     DesiredState,
     EngineRecord,
     Incarnation,
-    Lacking,
     PartitionRecord,
     ProgressRecord,
     ProgressRow,

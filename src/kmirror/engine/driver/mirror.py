@@ -272,6 +272,7 @@ class MirrorEngine:
                 first_topics=self._first_topics() or None,
                 lacking=self.source.lacking.copy() or None,
                 not_added=self.source.not_added,
+                failing_jobs={job.name: it for job in self._side_jobs if (it := job.lasting_failure)} or None,
             )
         )
 

@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.clock import now
+from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.journal import Level
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.settings.table import Settings
-from kmirror.state.records import MirrorRecord, NotAdded, PartitionRecord, TopicRecord
+from kmirror.state.engine_findings import JobFailure, NotAdded
+from kmirror.state.records import MirrorRecord, PartitionRecord, TopicRecord
+from kmirror.words import one_line
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
+#: A job that fails for longer is shown wherever the mirror is: brokers are restarted and elections held in less.
+_LASTING_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,13 @@ class RepeatedSideJob:
         self._reported: str | None = None
         #: When it last succeeded; None if it never did.
         self.done_at: float | None = None
+        self._failure: JobFailure | None = None
+
+    @property
+    def lasting_failure(self) -> JobFailure | None:
+        """Why each run has failed for long; None if they have not."""
+        failure = self._failure
+        return failure if failure is not None and now_ms() - failure.since_ms >= _LASTING_MS else None
 
     def is_due(self, at: float) -> bool:
         """Return whether its pause is over; if there is nothing to do then, the next one begins."""
@@ -94,7 +105,7 @@ class RepeatedSideJob:
         settings = self._view().settings
         if self._had_work or self._job.has_work(settings):
             return True
-        self.done_at, self.asleep_until = at, at + self._job.interval_s(settings)
+        self._failure, self.done_at, self.asleep_until = None, at, at + self._job.interval_s(settings)
         return False
 
     def run(self) -> None:
@@ -108,11 +119,13 @@ class RepeatedSideJob:
         except (KmirrorError, OutcomeUnknown) as error:
             pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._failures += 1
+            since_ms = now_ms() if self._failure is None else self._failure.since_ms
+            self._failure = JobFailure(since_ms, one_line(str(error)))
             if self._reported != str(error):
                 self._reported = str(error)
                 self._report(JobEvent(f"{self.name} of {view.mirror.name}: {error}", level=Level.WARNING))
         else:
-            self._failures, self._reported = 0, None
+            self._failures, self._reported, self._failure = 0, None, None
             self.done_at = now()
         self.asleep_until = now() + pause
 

@@ -17,9 +17,10 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
 from kmirror.engine.status.counters import Counters
 from kmirror.errors import KmirrorError
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.history_records import TimedPoint
 from kmirror.state.record_kinds import Record, Unknown
-from kmirror.state.records import EngineRecord, Incarnation, Key, Lacking, ProgressRow
+from kmirror.state.records import EngineRecord, Incarnation, Key, ProgressRow
 from kmirror.work import WorkView
 
 

@@ -24,7 +24,8 @@ from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.errors import KmirrorError, OutcomeUnknown
-from kmirror.state.records import Lacking, TopicRecord
+from kmirror.state.engine_findings import Lacking
+from kmirror.state.records import TopicRecord
 from kmirror.state.store import StateStore
 
 #: How soon a source that could not be read is read again, longer each time.

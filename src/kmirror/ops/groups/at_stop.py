@@ -15,7 +15,11 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.group_facts import group_views
+from kmirror.settings.durations import format_duration
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
 from kmirror.sync.group_changes import (
     GroupPlan,
     GroupView,
@@ -25,10 +29,12 @@ from kmirror.sync.group_changes import (
     kept_offsets,
     kept_rows,
 )
-from kmirror.words import counted, listed
+from kmirror.words import at_time, counted, listed
 
 #: How many groups a warning names.
 _NAMED = 20
+#: A sync stores about once a minute that it has read all groups. One that is later than its interval and this is late.
+_LATE_MS = 120_000
 #: How many groups are set under one look at the stored topics: within the seconds that a commit may take.
 _AT_ONCE = 500
 
@@ -120,6 +126,28 @@ def clamp_groups(
                 destination, here, mirror, some, lambda _: everywhere, Refusals(), may_note=False
             ).results
     return GroupsAtStop(tuple(results), tuple(unsynced))
+
+
+def age_note(state: State, mirror: MirrorRecord, source_seen_ms: int | None) -> str | None:
+    """Return since when group offsets have not followed the source, which was last seen at a time; None if they have.
+
+    Without a time, only if they were never read.
+    """
+    settings, checked = stored_settings(mirror.settings), state.groups_checked(mirror.name)
+    if not settings.sync_group_offsets_enabled:
+        return None
+    if checked is None:
+        return "group offsets were never read from the source: groups start where auto.offset.reset says"
+    if source_seen_ms is None:
+        return None
+    late_ms = source_seen_ms - checked.time_ms
+    if late_ms <= _LATE_MS + 1000 * settings.sync_group_offsets_interval_seconds:
+        return None
+    return (
+        f"group offsets were last read from the source at {at_time(checked.time_ms)}, "
+        f"{format_duration(late_ms // 1000 * 1000)} before its ends were seen: what groups have read since, they read "
+        "again"
+    )
 
 
 def _vanished(

@@ -23,7 +23,8 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import PENDING_ADD, MirrorRecord, NotAdded, TopicRecord
+from kmirror.state.engine_findings import NotAdded
+from kmirror.state.records import PENDING_ADD, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.discovery import is_deleted, new_source_topics
 from kmirror.words import listed

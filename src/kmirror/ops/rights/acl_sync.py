@@ -76,7 +76,7 @@ class RightsJob(DestinationJob):
             if self._reported != refused.message:
                 self._reported = refused.message
                 yield _event(refused.message, "REFUSED", hint=refused.hint)
-            return
+            raise refused
         with self._source_of(view.mirror) as source:
             plan = self._plan(destination, source, view, surveyed)
             if plan is None:

@@ -27,11 +27,11 @@ from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State, unreadable_error
 from kmirror.state.waiting import BRIEFLY_S
 from kmirror.status.engine_health import EngineHealth, engine_health
+from kmirror.status.lasting_troubles import lasting_notes
 from kmirror.status.mirror_status import MirrorStatus
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow
 from kmirror.status.rules import mirror_status
-from kmirror.status.unmirrored import not_added_notes, not_added_topics
 
 
 def describe(
@@ -77,15 +77,16 @@ def unreadable_notes(destination: Destination, mirror: str | None = None) -> tup
 def topic_notes(destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None) -> list[str]:
     """Return a sentence for each reason why a loop of some of these topics would not have been noticed.
 
-    Without `topics` also one for each source topic that the filters select and that could not be added.
+    Without `topics` also one for each source topic that the filters select and that could not be added, and for what
+    engines fail to do beside copying.
     """
     state = destination.state()
     chosen = select_stored_topics(state, mirror, topics)
     living = [one for one in chosen if one.desired is not DesiredState.STOPPED]
     unknown = {one.topic: one.upstream_unknown for one in living if one.upstream_unknown is not None}
     mirrors = [one for one in state.mirrors if topics is None and mirror in (None, one.name)]
-    not_added = (note for one in mirrors for note in not_added_notes(not_added_topics(state, one)))
-    return [*(unknown_loop(why, found) for why, found in by_reason(unknown).items()), *not_added]
+    lasting = (note for one in mirrors for note in lasting_notes(state, one))
+    return [*(unknown_loop(why, found) for why, found in by_reason(unknown).items()), *lasting]
 
 
 def with_open_transactions(

@@ -40,7 +40,9 @@ from kmirror.ops.show.drained import NO_READER, judge_drained, read_committed_of
 from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import DesiredState, MirrorRecord, NotAdded, PartitionState, TopicRecord
+from kmirror.state.engine_findings import NotAdded
+from kmirror.state.records import DesiredState, MirrorRecord, PartitionState, TopicRecord
+from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PartitionRow, shown_duration
@@ -129,11 +131,11 @@ def wait(
             on_check(progress(condition, rows, targets))
             results, warnings = judge(condition, rows, targets), list[str]()
             if topics is None:
-                missing = not_added_topics(state, record)
+                missing, warnings = not_added_topics(state, record), failing_job_notes(state, mirror)
                 if condition is Condition.HEALTHY:
                     results += not_added_results(record, missing)
                 else:
-                    warnings = not_added_notes(missing)
+                    warnings = not_added_notes(missing) + warnings
             if is_over(results) or time.monotonic() >= until:
                 return VerbResult.of("wait", mirror, results, warnings=warnings)
             time.sleep(min(_PAUSE_S, max(0.0, until - time.monotonic())))

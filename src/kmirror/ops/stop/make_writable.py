@@ -27,7 +27,7 @@ from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, Un
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import as_kmirror_error, now_ms
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.groups.at_stop import clamp_groups
+from kmirror.ops.groups.at_stop import age_note, clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.ops.rights.lift import lift_rights
@@ -166,6 +166,10 @@ def clamp_group_offsets(work: StopWork) -> str:
             work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
         )
         work.done.groups += groups.results
+        seen_ms = (one.source_as_of_ms for one in work.at_stop.values())
+        mirror, source_seen_ms = work.state.mirror(work.request.mirror), max(filter(None, seen_ms), default=None)
+        if put_back and mirror is not None and (note := age_note(work.state, mirror, source_seen_ms)) is not None:
+            work.done.warnings.append(note)
         work.done.warnings += groups.warnings(dry_run=dry_run) if put_back else refused_sentences(groups.results)
     except (KmirrorError, OutcomeUnknown) as error:
         work.done.warnings.append(f"group offsets could not be read: {error}")

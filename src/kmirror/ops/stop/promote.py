@@ -79,8 +79,9 @@ from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.engine_identity import living_engine
-from kmirror.state.records import PENDING_PROMOTE, DesiredState, Lacking, TopicRecord
+from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.sync.setting_changes import retention_notes

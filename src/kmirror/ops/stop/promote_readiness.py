@@ -17,7 +17,8 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
 from kmirror.ops.stop.work import StopResults
-from kmirror.state.records import Lacking, MirrorRecord, PartitionState, TopicRecord
+from kmirror.state.engine_findings import Lacking
+from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.engine_health import clock_trouble
 from kmirror.words import counted, listed

@@ -1,0 +1,36 @@
+"""What an engine should do beside copying and has not done for long. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from kmirror.state.records import MirrorRecord
+from kmirror.state.snapshot import State
+from kmirror.status.unmirrored import not_added_notes, not_added_topics
+from kmirror.words import at_time, visible
+
+#: By a side job's name, what is not done while it fails.
+_NOT_DONE = {
+    "group offsets": "group offsets are not synced",
+    "topic settings": "topic settings are not synced",
+    "rights": "rights are not synced, and new topics are not protected",
+    "discovery": "new topics of the source are not found",
+    "clients": "client quotas and users are not synced",
+    "checkpoints": "MirrorMaker's checkpoints and offset syncs are not written",
+    "heartbeats": "MirrorMaker's heartbeats are not written",
+}
+
+
+def failing_job_notes(state: State, mirror: str) -> list[str]:
+    """Return a sentence for each side job that the engine last reported as failing; none while its source is away."""
+    engine = state.engine(mirror)
+    if engine is None or engine.source_reason is not None:
+        return []
+    return [
+        f"mirror {visible(mirror)}: {_NOT_DONE.get(name, f'{visible(name)} fails')} since {at_time(failure.since_ms)}:"
+        f" {failure.message}"
+        for name, failure in sorted((engine.failing_jobs or {}).items())
+    ]
+
+
+def lasting_notes(state: State, mirror: MirrorRecord) -> list[str]:
+    """Return a sentence for each source topic that could not be added, and for each side job that fails."""
+    return [*not_added_notes(not_added_topics(state, mirror)), *failing_job_notes(state, mirror.name)]
