@@ -39,6 +39,7 @@ from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
 from kmirror.ops.run.run import run
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.ops.show.wait import Condition, wait
+from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.snapshot import Changes, State
@@ -413,6 +414,19 @@ def test_share_groups(scene: GroupScene) -> None:
     (row,) = describe_groups(scene.destination, scene.mirror)
     assert (row.kind, row.source_offset, row.destination_offset) == (GroupKind.SHARE, 12, 12)
     assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [12]
+    lose_source(scene)
+    drill = failover(scene.destination, scene.mirror, dry_run=True).result
+    assert (drill.exit_code, drill.groups) == (ExitCode.OK, ())
+    here = TopicPartition(scene.topic, 0)
+    at_stop = clamp_groups(scene.destination, scene.mirror, {here: (20, 80)}, put_back=True)
+    assert results(at_stop.results) == [(scene.group, 12, 20, Outcome.DONE, None)]
+    assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [20]
+    named = ("--bootstrap-server", scene.pair.destination.bootstrap_servers, "--group", scene.group)
+    kafka_tool("kafka-share-groups.sh", *named, "--delete")
+    done = failover(scene.destination, scene.mirror).result
+    assert done.exit_code == ExitCode.OK
+    assert results(done.groups) == [(scene.group, None, 20, Outcome.DONE, None)]
+    assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [20]
 
 
 # -- several brokers ---------------------------------------------------------------------------------------------------
