@@ -4,20 +4,20 @@ Each key has an outcome: it is TAKEN as a property of the mirror, asks for the D
 out, or is REFUSED because the mirror would behave differently without it. No key is ignored silently.
 
 A file of a Confluent cluster link (`kafka-cluster-links --config-file`) is converted here, one of MirrorMaker 2 in
-`mirrormaker`. For keys that are not in the file the tool's defaults apply; if they differ from kmirror's they are taken
-over, with a note.
+`mirrormaker`. For keys that are not in the file the tool's defaults apply; each that differs from kmirror's has a row:
+it is taken over if it decides what is mirrored, otherwise the row says what kmirror does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.errors import UsageError
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
 from kmirror.settings.client_keys import is_client_key, refusal_of
 from kmirror.settings.other_tools import AT_CREATION, other_tool_key
-from kmirror.settings.parsing import canonical, is_setting, nearest_key, setting_of
+from kmirror.settings.parsing import GROUP_FILTERS, canonical, is_setting, nearest_key, setting_of
 from kmirror.settings.table import SETTINGS
 
 _DEFAULTS = {setting.key: setting.kind.write(setting.default) for setting in SETTINGS}
@@ -30,6 +30,16 @@ _PROVIDERS = frozenset({"env", "file", "dir", ""})
 _LINK_NOTE = ": a link's default, not set in the file"
 _LINK_SYNC, _LINK_FILTERS = "consumer.offset.sync.enable", "consumer.offset.group.filters"
 _LINK_GROUPS = ("groups.include", "groups", "mirror.groups.include")
+_ACL_SYNC, _ACL_FILTERS = "sync.topic.acls.enabled", "acls.include"
+_NO_ACL_FILTERS = "acl.filters is missing: a link syncs the ACLs that it selects, a mirror without it would sync all"
+_ADD_ACL_FILTERS = "add acl.filters={…} with the content of the link's --acl-filters-json-file"
+#: A link's defaults that are not taken over, with what kmirror does.
+_LINK_DIFFERENCES = {
+    "topic.config.sync.ms": "every 10 s here, every 5 s in a link",
+    "consumer.offset.sync.ms": "every 10 s here, every 30 s in a link",
+    "topic.config.sync.include": "all settings of source topics are copied here, some in a link",
+    "num.cluster.link.fetchers": "as many lanes as suit the machine here, one fetcher in a link",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Conversion:
     def without(self, keys: Collection[str], why: str) -> Conversion:
         """Return the same without some properties of the mirror, which something else overrides."""
         key_results = tuple(
-            replace(key_result, became=KeyOutcome.NO_MEANING, message=why)
+            replace(key_result, became=KeyOutcome.NO_MEANING, message=why, hint=None)
             if set(key_result.properties) & set(keys)
             else key_result
             for key_result in self.key_results
@@ -70,7 +80,7 @@ class Conversion:
     def refusing(self, keys: Collection[str], why: str, hint: str) -> Conversion:
         """Return the same with some properties of the mirror refused."""
         key_results = tuple(
-            KeyResult(key_result.key, KeyOutcome.REFUSED, why, hint)
+            replace(key_result, became=KeyOutcome.REFUSED, message=why, hint=hint)
             if set(key_result.properties) & set(keys)
             else key_result
             for key_result in self.key_results
@@ -91,7 +101,8 @@ def convert(given: Iterable[Given]) -> Conversion:
             before = properties.setdefault(key, value)
             if before == value:
                 continue
-            lowest = setting_of(one.key).lowest_of(one.key, before, value) if is_setting(one.key) else None
+            is_one = is_setting(one.key) and one.key != GROUP_FILTERS
+            lowest = setting_of(one.key).lowest_of(one.key, before, value) if is_one else None
             if lowest is None:
                 key_result = KeyResult(
                     one.written, KeyOutcome.REFUSED, f"{key}={before} is already set", "keep one of them"
@@ -101,6 +112,21 @@ def convert(given: Iterable[Given]) -> Conversion:
                 properties[key] = lowest
         key_results.append(key_result)
     return Conversion(properties, at_creation, tuple(key_results))
+
+
+def own_keys(key: str) -> tuple[str, ...]:
+    """Return kmirror's names of what a key sets; a key that is no setting unchanged."""
+    if key == GROUP_FILTERS:
+        return "groups.include", "groups.exclude"
+    return (setting_of(key).key if is_setting(key) else key,)
+
+
+def not_taken_over(written: Iterable[str], differences: Mapping[str, str]) -> Iterator[KeyResult]:
+    """Yield a row for each default of the other tool that is not taken over, unless its key is in the file."""
+    known = {own for key in written for own in own_keys(key)}
+    for key, what in differences.items():
+        if not known & set(own := own_keys(key)):
+            yield KeyResult(key, KeyOutcome.NO_MEANING, f"not set in the file: {what}", properties=own)
 
 
 def _key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
@@ -165,4 +191,9 @@ def link_conversion(properties: Mapping[str, str]) -> Conversion:
         given.append(Given(_LINK_SYNC, _LINK_SYNC, "false", _LINK_NOTE))
     elif properties[_LINK_SYNC].strip().lower() == "true" and not {_LINK_FILTERS, *_LINK_GROUPS} & properties.keys():
         given.append(Given(_LINK_FILTERS, _LINK_FILTERS, "", f"{_LINK_NOTE}, and no group is synced"))
-    return convert(given)
+    found = convert(given)
+    selects_acls = any(value.strip() for key, value in properties.items() if _ACL_FILTERS in own_keys(key))
+    if found.properties.get(_ACL_SYNC) == "true" and not selects_acls:
+        found = found.refusing([_ACL_SYNC], _NO_ACL_FILTERS, _ADD_ACL_FILTERS)
+    differing = not_taken_over(properties, _LINK_DIFFERENCES)
+    return replace(found, key_results=(*found.key_results, *differing))

@@ -17,9 +17,8 @@ from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult, KeyRow, rows_
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.mirrors.create import check_name, create
-from kmirror.settings.parsing import is_setting, setting_of
 from kmirror.words import counted
-from kmirror_compat.conversion import Conversion, link_conversion
+from kmirror_compat.conversion import Conversion, link_conversion, own_keys
 from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 
 #: How long to wait for a cluster of the file.
@@ -128,10 +127,8 @@ def _created(
 
 def _checked(conversion: Conversion, overrides: Mapping[str, str]) -> Conversion:
     """Return a conversion without the keys that --config overrides, and with plaintext secrets refused."""
-    overridden = {setting_of(key).key if is_setting(key) else key: key for key in overrides}
-    for key, written in overridden.items():
-        if key in conversion.properties:
-            conversion = conversion.without([key], f"--config {written} overrides it")
+    for key in overrides:
+        conversion = conversion.without(own_keys(key), f"--config {key} overrides it")
     return conversion.refusing(literal_secrets(conversion.properties), _SECRET, _SECRET_HINT)
 
 

@@ -5,8 +5,8 @@
     A->B.enabled = true                 a flow, and keys of this flow only
     replication.factor = 3              keys of all flows, unless a flow has its own
 
-For keys that are not in the file MirrorMaker 2's defaults apply; where they differ from kmirror's they are taken over,
-with a note.
+For keys that are not in the file MirrorMaker 2's defaults apply; each that differs from kmirror's has a row: it is
+taken over if it decides what is mirrored, otherwise the row says what kmirror does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,32 @@ from kmirror.errors import UsageError
 from kmirror.ops.base.converted_keys import KeyOutcome, KeyResult
 from kmirror.settings.client_keys import is_client_key
 from kmirror.settings.other_tools import DEFAULT_POLICY, IDENTITY_POLICY
-from kmirror_compat.conversion import Conversion, Given, convert
+from kmirror_compat.conversion import Conversion, Given, convert, not_taken_over
 
 _NOTE = ": MirrorMaker 2's default, not set in the file"
-_NOT_EMITTED = "not set in the file, and false here: offsets are equal; --config sets it for old clients"
-#: Where the two tools' defaults differ: what is mirrored, and what is written.
+_NOT_EMITTED = "false here, true in MirrorMaker 2; offsets are equal, and --config sets it for old clients"
+#: Defaults that differ and are taken over: what is mirrored.
 _DEFAULTS = {
     "topics": (("topics", "mirror.topics.include", "topics.include"), ".*"),
     "topics.exclude": (("topics.exclude", "topics.blacklist"), r"mm2.*\.internal,.*\.replica,__.*"),
     "sync.group.offsets.enabled": (("sync.group.offsets.enabled",), "false"),
+}
+#: Defaults that differ and are not taken over, with what kmirror does. ACLs are rights: a conversion never grants any
+#: that the file does not ask for, and kmirror syncs more of them than MirrorMaker 2.
+_DIFFERENCES = {
+    "sync.topic.acls.enabled": "false here, true in MirrorMaker 2; --config sync.topic.acls.enabled=true syncs the ACLs"
+    " of topics, their groups and producers. With topic.prefix that is not possible: grant rights on mirror topics with"
+    " kafka-acls",
+    "replication.factor": "the destination brokers' default here, 2 in MirrorMaker 2",
+    "config.properties.exclude": "message.timestamp.type and message.timestamp.difference.max.ms are the source's here"
+    " once mirroring stops, the destination brokers' in MirrorMaker 2",
+    "refresh.topics.interval.seconds": "every 10 s here, every 600 s in MirrorMaker 2",
+    "sync.group.offsets.interval.seconds": "every 10 s here, every 60 s in MirrorMaker 2",
+    "tasks.max": "as many lanes as suit the machine here, one task in MirrorMaker 2",
+    "isolation.level": "committed records only here, all in MirrorMaker 2",
+    "emit.offset-syncs.enabled": _NOT_EMITTED,
+    "emit.checkpoints.enabled": _NOT_EMITTED,
+    "emit.heartbeats.enabled": _NOT_EMITTED,
 }
 _POLICY, _SEPARATOR = "replication.policy.class", "replication.policy.separator"
 #: The consumer's keys take precedence: it reads the records.
@@ -108,12 +125,8 @@ class MirrorMakerFile:
         found = convert(one for one in given if one.key not in naming)
         prefix, named = self._prefix(flow, naming)
         enabled = KeyResult(f"{flow.name}.enabled", KeyOutcome.TAKEN, "this mirror")
-        silent = [
-            KeyResult(key, KeyOutcome.NO_MEANING, _NOT_EMITTED)
-            for key in ("emit.offset-syncs.enabled", "emit.checkpoints.enabled", "emit.heartbeats.enabled")
-            if key not in written
-        ]
-        key_results = (enabled, *found.key_results, *named, *silent, *self._left_out(flow))
+        differing = not_taken_over(written, _DIFFERENCES)
+        key_results = (enabled, *found.key_results, *named, *differing, *self._left_out(flow))
         return Conversion({**found.properties, **prefix}, found.at_creation, key_results)
 
     def without(self, flow: Flow, why: str) -> Iterator[KeyResult]:

@@ -62,7 +62,10 @@ def test_command_lines_hold_no_secret() -> None:
     assert "hunter2" not in " ".join(line)
 
 
-@pytest.mark.parametrize("key", [SECRET, "spark.ssl.keyPassword", "spark.hadoop.fs.s3a.secret.key"])
+TOKEN = "spark.kubernetes.authenticate.oauthToken"
+
+
+@pytest.mark.parametrize("key", [SECRET, TOKEN, "spark.ssl.keyPassword", "spark.hadoop.fs.s3a.secret.key"])
 def test_a_secret_is_not_taken_from_the_command_line(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--mirror", "m", "--bootstrap-server", "b:1", "--spark-conf", f"{key}=hunter2"]) == 2
     shown = capsys.readouterr().err
@@ -74,7 +77,8 @@ def test_a_secret_is_not_taken_from_the_command_line(key: str, capsys: pytest.Ca
 def test_a_secret_comes_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "spark.properties").write_text("secret=hunter2\n")
     reference = f"${{file:{tmp_path / 'spark.properties'}:secret}}"
-    assert with_secrets({SECRET: reference, "spark.a": reference}) == {SECRET: "hunter2", "spark.a": reference}
+    given = {SECRET: reference, TOKEN: reference, "spark.a": reference}
+    assert with_secrets(given) == {SECRET: "hunter2", TOKEN: "hunter2", "spark.a": reference}
     assert "hunter2" not in repr(options("spark://s:1", authenticate_secret="hunter2"))
     with pytest.raises(UnreachableError) as refusal:
         with_secrets({SECRET: f"${{file:{tmp_path / 'none'}:secret}}"})

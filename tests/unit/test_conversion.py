@@ -13,7 +13,8 @@ from kmirror.ops.base.converted_keys import KeyOutcome
 from kmirror.ops.check.rights import destination_grants, source_grants
 from kmirror.settings.other_tools import FAMILIES, OTHER_TOOL_KEYS
 from kmirror.settings.parsing import canonical, is_setting, parse_settings, split
-from kmirror_compat.conversion import Conversion, Given, convert, link_conversion
+from kmirror_compat.conversion import Conversion, Given, convert, link_conversion, own_keys
+from kmirror_compat.creating import _checked
 from kmirror_compat.mirrormaker_file import Flow, MirrorMakerFile
 from kmirror_compat.mirrormaker_jobs import HeartbeatsJob
 
@@ -48,6 +49,63 @@ LINK_KEYS = """
     mirror.topic.properties.exclude mirror.metadata.refresh.interval.ms mirror.num.replica.fetchers
     mirror.failed.retry.max.attempts mirror.replication.throttled.rate mirror.support.unclean.leader.election
 """.split()  # noqa: SIM905 - as they are listed
+
+
+#: What Kafka 4.3 takes for keys that are not in a file of MirrorMaker 2, those of clients and workers aside.
+MIRROR_MAKER_DEFAULTS = {
+    "admin.timeout.ms": "60000",
+    "checkpoints.topic.replication.factor": "3",
+    "config.properties.exclude": "follower.replication.throttled.replicas, leader.replication.throttled.replicas,"
+    " message.timestamp.difference.max.ms, log.message.timestamp.before.max.ms, log.message.timestamp.after.max.ms,"
+    " message.timestamp.type, unclean.leader.election.enable, min.insync.replicas",
+    "consumer.auto.offset.reset": "earliest",
+    "consumer.poll.timeout.ms": "1000",
+    "emit.checkpoints.enabled": "true",
+    "emit.checkpoints.interval.seconds": "60",
+    "emit.heartbeats.enabled": "true",
+    "emit.heartbeats.interval.seconds": "1",
+    "emit.offset-syncs.enabled": "true",
+    "groups": ".*",
+    "groups.exclude": "console-consumer-.*, connect-.*, __.*",
+    "heartbeats.replication.enabled": "true",
+    "heartbeats.topic.replication.factor": "3",
+    "isolation.level": "read_uncommitted",
+    "offset-syncs.topic.location": "source",
+    "offset-syncs.topic.replication.factor": "3",
+    "offset.lag.max": "100",
+    "refresh.groups.enabled": "true",
+    "refresh.groups.interval.seconds": "600",
+    "refresh.topics.enabled": "true",
+    "refresh.topics.interval.seconds": "600",
+    "replication.factor": "2",
+    "replication.policy.class": "org.apache.kafka.connect.mirror.DefaultReplicationPolicy",
+    "sync.group.offsets.enabled": "false",
+    "sync.group.offsets.interval.seconds": "60",
+    "sync.topic.acls.enabled": "true",
+    "sync.topic.acls.interval.seconds": "600",
+    "sync.topic.configs.enabled": "true",
+    "sync.topic.configs.interval.seconds": "600",
+    "tasks.max": "1",
+    "topics": ".*",
+    "topics.exclude": r"mm2.*\.internal, .*\.replica, __.*",
+    "use.defaults.from": "target",
+}
+#: What Confluent Platform takes for keys that are not in a link's file, where that is one value.
+LINK_DEFAULTS = {
+    "acl.sync.enable": "false",
+    "acl.sync.ms": "5000",
+    "auto.create.mirror.topics.enable": "false",
+    "cluster.link.prefix": "",
+    "cluster.link.retry.timeout.ms": "300000",
+    "connection.mode": "OUTBOUND",
+    "consumer.group.prefix.enable": "false",
+    "consumer.offset.sync.enable": "false",
+    "consumer.offset.sync.ms": "30000",
+    "link.mode": "DESTINATION",
+    "mirror.start.offset.spec": "earliest",
+    "num.cluster.link.fetchers": "1",
+    "topic.config.sync.ms": "5000",
+}
 
 
 def key_results(found: Conversion) -> dict[str, tuple[KeyOutcome, str]]:
@@ -212,6 +270,24 @@ def test_a_links_file_becomes_a_mirror() -> None:
     assert [k for k in ("retention.ms", "segment.ms") if settings.excluded_properties.matches(k)] == ["segment.ms"]
 
 
+def test_a_links_group_filters_beside_groups_are_a_row_and_give_way_to_config() -> None:
+    filters = '{"groupFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}'
+    file = {"consumer.offset.sync.enable": "true", "groups.include": "a", "consumer.offset.group.filters": filters}
+    (refused,) = link_conversion(file).refused
+    assert refused.key == "consumer.offset.group.filters"
+    del file["consumer.offset.group.filters"]
+    left = _checked(link_conversion(file), {"consumer.offset.group.filters": filters})
+    assert "groups.include" not in left.properties
+    assert key_results(left)["groups.include"][1] == "--config consumer.offset.group.filters overrides it"
+
+
+def test_a_row_of_a_default_gives_way_to_config() -> None:
+    left = _checked(mm2(""), {"acl.sync.enable": "true", "replication.factor": "3"})
+    for key, written in (("sync.topic.acls.enabled", "acl.sync.enable"), ("replication.factor", "replication.factor")):
+        assert key_results(left)[key] == (KeyOutcome.NO_MEANING, f"--config {written} overrides it")
+    assert not _checked(link_conversion({"acl.sync.enable": "true"}), {"sync.topic.acls.enabled": "false"}).refused
+
+
 def test_a_links_defaults_are_reported() -> None:
     assert key_results(link_conversion({}))["consumer.offset.sync.enable"][1].startswith(
         "sync.group.offsets.enabled=false"
@@ -219,6 +295,39 @@ def test_a_links_defaults_are_reported() -> None:
     found = link_conversion({"consumer.offset.sync.enable": "true"})
     assert found.properties["groups.include"] == ""
     assert "no group is synced" in key_results(found)["consumer.offset.group.filters"][1]
+
+
+@pytest.mark.parametrize(
+    ("key", "default", "found"),
+    [
+        *((key, default, mm2("")) for key, default in MIRROR_MAKER_DEFAULTS.items()),
+        *((key, default, link_conversion({})) for key, default in LINK_DEFAULTS.items()),
+    ],
+)
+def test_each_default_of_the_other_tool_that_differs_has_a_row(key: str, default: str, found: Conversion) -> None:
+    became = one(key, default)[0]
+    if became in (KeyOutcome.TAKEN, KeyOutcome.REFUSED):
+        assert own_keys(key)[0] in {own_keys(row)[0] for row in key_results(found)}
+    else:
+        assert became in (KeyOutcome.DEFAULT, KeyOutcome.NO_MEANING)
+
+
+def test_a_default_that_is_not_taken_over_says_what_to_do() -> None:
+    became, message = key_results(mm2(""))["sync.topic.acls.enabled"]
+    assert (became, message[:47]) == (KeyOutcome.NO_MEANING, "not set in the file: false here, true in Mirror")
+    assert "--config sync.topic.acls.enabled=true syncs" in message
+    written = key_results(mm2("sync.topic.acls.enabled=false\nA->B.config.properties.blacklist=x\nacl.sync.ms=7000"))
+    assert written["sync.topic.acls.enabled"] == (KeyOutcome.DEFAULT, "sync.topic.acls.enabled=false")
+    assert not {"config.properties.exclude", "refresh.topics.interval.seconds"} & written.keys()
+    assert "topic.config.sync.ms" not in key_results(link_conversion({"acl.sync.ms": "7000"}))
+
+
+def test_a_link_that_syncs_acls_without_saying_which_is_refused() -> None:
+    for more in ({}, {"acl.filters": " "}):
+        (refused,) = link_conversion({"acl.sync.enable": "true", **more}).refused
+        assert (refused.key, "a mirror without it would sync all" in refused.message) == ("acl.sync.enable", True)
+        assert "--acl-filters-json-file" in str(refused.hint)
+    assert not link_conversion({"acl.sync.enable": "true", "mirror.acl.include": "*"}).refused
 
 
 @pytest.mark.parametrize("key", [*MIRROR_MAKER_KEYS, *LINK_KEYS])

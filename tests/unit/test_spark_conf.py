@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.engine.spark.conf import SparkOptions, check, effective_master, is_local, settings, worker_python
-from kmirror.engine.spark.gateway import module_options, needs_scripts, spark_home
+from kmirror.engine.spark.conf import (
+    SparkOptions,
+    check,
+    effective_master,
+    holds_secret,
+    is_local,
+    settings,
+    worker_python,
+)
+from kmirror.engine.spark.gateway import module_options, needs_scripts, script_command, spark_home
 from kmirror.engine.spark.spark_failures import SparkLostError, TaskFailedError, not_started, translate
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 
@@ -89,6 +97,64 @@ def test_yarn_needs_hadoops_configuration(tmp_path: Path) -> None:
     (tmp_path / "conf" / "spark-env.sh").touch()
     check(options("yarn"), {"SPARK_HOME": str(tmp_path)})
     check(options("yarn"), {"SPARK_CONF_DIR": str(tmp_path / "conf")})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.authenticate.secret",
+        "spark.ssl.rpc.keyPassword",
+        "spark.kubernetes.authenticate.oauthToken",
+        "spark.kubernetes.authenticate.driver.oauthToken",
+        "spark.connect.authenticate.token",
+        "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+        "spark.yarn.appMasterEnv.API_TOKEN",
+        "spark.sql.catalog.lake.credential",
+        "spark.hadoop.fs.s3a.access.key",
+        "spark.hadoop.fs.s3a.bucket.logs.session.token",
+        "spark.hadoop.fs.s3a.encryption.key",
+        "spark.hadoop.fs.s3n.awsAccessKeyId",
+        "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.oauth2.client.secret.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.files.lake.blob.core.windows.net",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.fs.ftp.password.host",
+    ],
+)
+def test_a_setting_that_holds_a_secret_is_known_by_its_name(key: str) -> None:
+    assert holds_secret(key)
+    assert not any("hunter2" in word for word in script_command(Path("/spark"), [], {key: "hunter2"}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.authenticate",
+        "spark.authenticate.secret.driver.file",
+        "spark.authenticate.secretBitLength",
+        "spark.kubernetes.authenticate.oauthTokenFile",
+        "spark.kubernetes.authenticate.caCertFile",
+        "spark.kubernetes.authenticate.clientKeyFile",
+        "spark.kubernetes.container.image.pullSecrets",
+        "spark.kubernetes.executor.secrets.login",
+        "spark.kubernetes.executor.secretKeyRef.PASSWORD",
+        "spark.kubernetes.kerberos.tokenSecret.itemKey",
+        "spark.kerberos.renewal.credentials",
+        "spark.security.credentials.hive.enabled",
+        "spark.security.credentials.renewalRatio",
+        "spark.yarn.am.tokenConfRegex",
+        "spark.io.encryption.keySizeBits",
+        "spark.ssl.rpc.privateKey",
+        "spark.executorEnv.GOOGLE_APPLICATION_CREDENTIALS",
+        "spark.executorEnv.AWS_WEB_IDENTITY_TOKEN_FILE",
+        "spark.hadoop.fs.s3a.aws.credentials.provider",
+        "spark.hadoop.fs.azure.account.keyprovider.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.token.provider.type.lake.dfs.core.windows.net",
+        "spark.hadoop.hadoop.security.credential.provider.path",
+    ],
+)
+def test_a_setting_that_names_a_file_a_class_or_a_secret_of_kubernetes_holds_none(key: str) -> None:
+    assert not holds_secret(key)
 
 
 def test_the_users_settings_win() -> None:

@@ -102,6 +102,8 @@ def drive(
         snapshots.turned(engines.last)
         threading.Event().wait(_LOOP_SECONDS / 5)
     engines.close()
+    if supervisor is not None:
+        supervisor.take_ended(engines)
     watcher(view_of(engines, STOPPING, now() - began, supervisor))
     return ending or Ending.STOPPED
 

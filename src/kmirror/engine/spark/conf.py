@@ -29,7 +29,20 @@ _SOCKET_FOLDER_BYTES = 64
 _LASTING = {"spark.executor.failuresValidityInterval": "1h"}
 _LASTING_ON_YARN = {"spark.yarn.am.attemptFailuresValidityInterval": "1h"}
 
-_SECRET = re.compile("secret|password", re.IGNORECASE)
+#: Spark's default for `spark.redaction.regex`, and the keys of Hadoop's storage accounts.
+_SECRET = re.compile(
+    r"secret|password|token|credential|access[._-]?key"
+    r"|azure[.](account[.]key|sas)[.]|s3a[.].*encryption[.]key$|private[.]key",
+    re.IGNORECASE,
+)
+#: What such a name may be about instead: files and classes, Secrets of Kubernetes by their names, and how long or where
+#: tokens are used.
+_NO_SECRET = re.compile(
+    r"(file|path|enabled|secretBitLength|APPLICATION_CREDENTIALS)$|(token|credentials?)[.]provider"
+    r"|^spark[.]kubernetes[.].*[.](secrets[.]|secretKeyRef[.]|pullSecrets$|tokenSecret[.])"
+    r"|^spark[.](kerberos[.]renewal|security|yarn[.](am[.]token|credentials|security))",
+    re.IGNORECASE,
+)
 _AUTH_SECRET = "spark.authenticate.secret"
 
 _DEPLOY_MODE = "spark.submit.deployMode"
@@ -106,7 +119,7 @@ def _check_hadoop(environ: Mapping[str, str]) -> None:
 
 def holds_secret(key: str) -> bool:
     """Return whether a setting holds a secret, by its name: it is never part of a command line."""
-    return _SECRET.search(key) is not None
+    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
 
 
 def is_managed(master: str) -> bool:

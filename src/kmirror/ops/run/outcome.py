@@ -48,7 +48,8 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
                 rows.append(
                     TopicResult(*partition, Outcome.FAILED, row.message, row.reason, lag=lag, hint=_hint(engine.mirror))
                 )
-            elif ending is Ending.TIMED_OUT and lag != 0:
+            elif ending in (Ending.TIMED_OUT, Ending.CAUGHT_UP) and lag != 0:
+                # even when all have caught up, one can fall back before its lane has ended
                 unknown = "the number of missing records is unknown"
                 missing = unknown if lag is None else counted(lag, "record is missing", "records are missing")
                 message = f"{partition} has not caught up in time: {missing}{detail}"

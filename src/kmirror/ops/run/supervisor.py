@@ -223,6 +223,11 @@ class EngineSupervisor:
                 room -= 1
                 member.step = call_in_thread(lambda member=member: self._start(member))  # type: ignore[misc]
 
+    def take_ended(self, engines: Engines) -> None:
+        """Take which engines have ended by themselves since the last `tick`; starts nothing."""
+        for member in self._members.values():
+            self._check_engine(member, engines, now())
+
     def _follow(self) -> None:
         """Read repeatedly which mirrors exist."""
         shared = SharedStore.take(self._destination.config)
