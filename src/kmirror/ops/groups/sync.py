@@ -21,7 +21,7 @@ from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.destination_job import JobDestination
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
-from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
+from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals, is_forgotten
 from kmirror.ops.groups.group_facts import (
     SourceGroups,
     group_views,
@@ -37,7 +37,7 @@ from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecor
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline, boottime
-from kmirror.sync.group_changes import GroupPlan, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
+from kmirror.sync.group_changes import GroupPlan, GroupView, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
 from kmirror.words import counted, listed, visible
 
 #: How long the last sync continues while offsets on the source move.
@@ -47,6 +47,8 @@ _ATTEMPT = 2
 #: A broker that has just become a group's coordinator may return older offsets than were committed, until its followers
 #: have fetched once more. Offsets that seem to go back are read again after this time.
 _COORDINATOR_SECONDS = 0.5
+#: How often to look for groups that both clusters have forgotten.
+_FORGET_EVERY_S = 3600.0
 #: How many groups an event names.
 _NAMED = 20
 
@@ -67,6 +69,7 @@ class GroupSyncJob:
         self._unreadable: Mapping[str, str] = {}
         self._renewals = Renewals()
         self._absences = Absences()
+        self._forgets_at = 0.0
 
     def interval_s(self, settings: Settings) -> float:
         """Return the time between two syncs, in seconds."""
@@ -104,6 +107,9 @@ class GroupSyncJob:
         carried = self._commit(found, state, settings, may_note=True)
         events = _skip_events(self._mirror, carried.newly_skipped)
         events += self._drop(found, state, settings)
+        if found.groups and boottime() >= self._forgets_at:
+            self._forgets_at = boottime() + _FORGET_EVERY_S
+            self._forget(found, state, settings)
         if found.unreadable and found.unreadable != self._unreadable:
             events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
@@ -165,6 +171,10 @@ class GroupSyncJob:
         self._absences.forget((group, at) for group, partitions in by_group.items() for at in partitions)
         events = []
         views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in marked})
+        by_name: defaultdict[str, list[GroupRecord]] = defaultdict(list)
+        now = destination.state()
+        for one in (one for known in now.mirrors for one in now.groups(known.name)):
+            by_name[one.destination_group].append(one)
         for record in marked:
             view = views[record.destination_group]
             ours = [
@@ -174,10 +184,31 @@ class GroupSyncJob:
                 and (one := view.committed.get(at)) is not None
                 and one.offset in record.ours(*at)
             ]
-            if ours and view.kind is GroupKind.CONSUMER and not view.has_members:
+            if ours and view.kind is GroupKind.CONSUMER and not _is_used(view, by_name[record.destination_group]):
                 codes = here.delete_offsets(record.destination_group, ours)
                 events.append(_drop_event(self._mirror, record.destination_group, codes))
         return events
+
+    def _forget(self, found: SourceGroups, state: State, settings: Settings) -> None:
+        """Delete the records of groups of which no cluster has an offset any more: many names are used only once."""
+        at, known = now_ms(), found.groups.keys() | found.unreadable.keys()
+        gone = [
+            one
+            for one in state.groups(self._mirror)
+            if one.group not in known and settings.selects_group(one.group) and is_forgotten(one, at)
+        ]
+        if not gone:
+            return
+        destination, here = self._open_here()
+        views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in gone})
+        empty = {name for name, view in views.items() if not (view.committed or view.has_members or view.trouble)}
+
+        def decide(now: State) -> Changes:
+            left = [one for one in gone if one.destination_group in empty and now.group(self._mirror, one.group) == one]
+            return Changes((), tuple(one.key for one in left))
+
+        if empty:
+            change(destination, self._mirror, decide)
 
     def close(self) -> None:
         """Close the connections."""
@@ -215,6 +246,16 @@ def _present_and_absent(
             present[record.group] = has
         absent |= {(record.group, at) for at in known if at not in there}
     return present, absent
+
+
+def _is_used(view: GroupView, records: Collection[GroupRecord]) -> bool:
+    """Return whether others use a group at the destination, or did; `records` are those of all mirrors."""
+    if view.has_members or any(one.skipped in (GroupReason.HAS_MEMBERS, GroupReason.COMMITTED_HERE) for one in records):
+        return True
+    # idle partitions have the offsets that kmirror committed, but belong to the group as the others do
+    return any(
+        not any(committed.offset in one.ours(*at) for one in records) for at, committed in view.committed.items()
+    )
 
 
 def _drop_event(mirror: str, group: str, codes: Mapping[TopicPartition, int]) -> JobEvent:
