@@ -372,7 +372,7 @@ class PartitionCopy:
             self.memory.unanswered(self.in_flight, now)
         while self.in_flight:
             self._release(self._in_flight.popleft().frame)
-        if self.fill.is_under_way:
+        if self.fill.is_under_way and not self.fill.is_by_transactions:
             self.log(f"markers without a response: {message}")
             self.fill.ended()
             self.memory.markers_unanswered(now)
