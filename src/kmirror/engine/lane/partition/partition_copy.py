@@ -353,7 +353,7 @@ class PartitionCopy:
         """Take the error code for a batch that was sent, or that its leader would refuse."""
         what = refusals.refusal(code, detail, len(batch.data))
         self.log(f"append at {batch.base_offset} refused: {what}")
-        if refusals.may_be_appended(code):
+        if refusals.may_yet_be_appended(code):
             self.memory.unanswered([batch], now)
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self.status is Status.DRAINING:
             return  # it follows a batch that was refused
