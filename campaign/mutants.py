@@ -380,8 +380,8 @@ MUTANTS = (
     Mutant(
         "take an unknown outcome for a refusal",
         "engine/lane/partition/refusals.py",
-        "may_be_appended",
-        "code not in _NOT_APPENDED",
+        "may_yet_be_appended",
+        "code not in _DECIDED",
         "False",
         "what a broker did after all would be done twice",
         _ANSWERS,

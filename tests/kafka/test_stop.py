@@ -161,7 +161,14 @@ def test_a_fence_is_found_again_after_later_writes_of_other_clients(
     # one who wrote nothing yet is shut out as well
     other = {partition: Writer(me + 1, 0)}
     assert fence(destination.client, other, with_record=True) == {partition: FenceResult(0, 17, is_fenced=True)}
-    late = make_batch([Record(18, 1, b"k", b"v")])
+    # also again, whether or not markers may be written by then, and after others
+    produce(cluster_pair.destination, topic, ["local"])
+    for with_record in (True, False):
+        assert fence(destination.client, other, with_record=with_record) == {
+            partition: FenceResult(0, 17, is_fenced=True)
+        }
+    assert end_of(destination, topic) == 19
+    late = make_batch([Record(19, 1, b"k", b"v")])
     set_producer(memoryview(late), me + 1, 0, 0)
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
         append_to(destination.client, partition, memoryview(late))

@@ -10,10 +10,12 @@ import pytest
 
 from kmirror.cluster.append import LeaderState, OffsetAppender
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.connection import SETTLE_S
 from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.pipeline_queue import AppendStoppedError, PartitionQueue, PendingAppend
-from kmirror.cluster.protocol.batch import CorruptBatchError
+from kmirror.cluster.protocol.batch import CorruptBatchError, batch_headers
 from kmirror.cluster.protocol.batch_records import Record, make_batch
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.pieces import Run
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID, AppendAnswer
@@ -134,6 +136,57 @@ def test_what_was_lost_and_is_there_is_done_and_the_rest_sent_again(
     assert [item.result(0) for item in items] == [1, 2, 3]
     assert cast(Seeing, found.appender).later == [2]
     assert not found.is_troubled
+
+
+def test_a_leader_that_was_demoted_may_have_appended(pipeline: AppendPipeline, found: PartitionQueue) -> None:
+    """Not even old records, which leaders forget us for, are waited for: all requests are answered."""
+    items = [small(offset, age_ms=3 * HOUR_MS) for offset in range(3)]
+    sent(found, *items)
+    began = time.monotonic()
+    for batch in list(found.in_flight):
+        pipeline._settle(found, batch, answer(Code.NOT_LEADER_OR_FOLLOWER, -1))
+    cast(Seeing, found.appender).sees = 1
+    pipeline._recover(found)
+    assert [item.result(0) for item in items] == [1, 2, 3]
+    assert cast(Seeing, found.appender).later == [1, 2]
+    assert time.monotonic() - began < SETTLE_S
+
+
+class Demoted(OffsetAppender):
+    """An appender whose leader answers with these codes, after which the log ends there."""
+
+    def __init__(self, *answers: tuple[Code, int]) -> None:
+        client = ClusterClient(client_config({"bootstrap.servers": "localhost:1"}))
+        super().__init__(client, PLACE, producer_id=FIRST_OWN_PRODUCER_ID)
+        self._answers = list(answers)
+        self.sequences: list[int] = []
+        self.end = 0
+
+    def send(self, run: Run) -> AppendAnswer | None:
+        code, self.end = self._answers.pop(0)
+        self.sequences.append(next(batch_headers(run.data)).base_sequence)
+        return answer(code, run.base_offset)
+
+    def read_state(self, *, in_doubt: bool = False) -> LeaderState:
+        return LeaderState(None, self.end, self.end)
+
+
+@pytest.mark.parametrize("code", [Code.NOT_LEADER_OR_FOLLOWER, Code.UNKNOWN_TOPIC_OR_PARTITION])
+def test_a_batch_whose_leader_was_demoted_is_looked_for_in_the_log(code: Code) -> None:
+    began = time.monotonic()
+    there, gone = Demoted((code, 2)), Demoted((code, 0), (Code.NONE, 2))
+    for out in (there, gone):
+        assert out.append([Record(0, 1, b"k", b"v"), Record(1, 1, b"k", b"v")]) == 2
+    assert (there.sequences, gone.sequences) == ([0], [0, 0])
+    with pytest.raises(HistoriesDifferError):
+        Demoted((code, 1)).append([Record(0, 1, b"k", b"v"), Record(1, 1, b"k", b"v")])
+    assert time.monotonic() - began < SETTLE_S
+
+
+@pytest.mark.parametrize("code", [Code.NOT_ENOUGH_REPLICAS, Code.LEADER_NOT_AVAILABLE])
+def test_what_was_certainly_not_written_is_another_writer_s_where_it_is_there(code: Code) -> None:
+    with pytest.raises(HistoriesDifferError):
+        Demoted((code, 1)).append([Record(0, 1, b"k", b"v")])
 
 
 def test_a_log_that_ends_where_nothing_of_ours_does_is_another_writer_s(

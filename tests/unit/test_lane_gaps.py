@@ -211,23 +211,54 @@ def test_forbidden_markers_leave_the_gap_to_transactions(copying: Shell) -> None
     fill(copying, Code.CLUSTER_AUTHORIZATION_FAILED)
     assert (copying.copy.fill.is_forbidden, copying.status) == (True, "copying")
     assert gap_to_fill(copying.copy) == Gap(10, 13, 2)
-    copying.copy.fill.sent()
+    copying.copy.fill.sent(by_transactions=True)
     assert gap_to_fill(copying.copy) is None
-    filled_by_transactions(copying.copy, 2, copying.now)
+    filled_by_transactions(copying.copy, 2, 12, copying.now)
     assert copying.copy.filling == (12, 13)
     assert gap_to_fill(copying.copy) == Gap(12, 13, 2)
-    copying.copy.fill.sent()
-    filled_by_transactions(copying.copy, 1, copying.now)
+    copying.copy.fill.sent(by_transactions=True)
+    filled_by_transactions(copying.copy, 1, 13, copying.now)
     assert not copying.copy.fill.reached
     copying.check()
     assert copying.counts.offsets_filled == 3
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
 
 
+def test_transactions_are_waited_for_when_the_connection_for_batches_is_lost(copying: Shell) -> None:
+    """Their markers would be counted twice: by an inspection meanwhile, and by the answer.
+
+    Other partitions of the same transactions may keep the answer waiting for long.
+    """
+    copying.fetch(stored(20))
+    copying.copy.fill.sent(by_transactions=True)
+    copying.lose_destination()
+    copying.now += SETTLE + 1
+    assert (copying.status, copying.copy.is_busy) == ("draining", True)
+    assert not copying.copy.nothing_can_arrive(copying.now), "another lane may have it"
+    filled_by_transactions(copying.copy, 4, 14, copying.now)
+    assert copying.status == "waiting"
+    copying.inspect(facts(14, producer=producer_state(10, EPOCH_MS)))
+    copying.fetch(stored(20))
+    assert queued(copying) == [("g", 14, 20), ("b", 20, 21)]
+    assert gap_to_fill(copying.copy) == Gap(14, 20, 2)
+
+
+@pytest.mark.parametrize("log_end", [13, 15, 20, 21, None])
+def test_nothing_follows_transactions_that_leave_another_log_end(copying: Shell, log_end: int | None) -> None:
+    copying.fetch(stored(14))
+    copying.copy.fill.sent(by_transactions=True)
+    filled_by_transactions(copying.copy, 4, log_end, copying.now)
+    assert (copying.status, copying.send(), copying.counts.offsets_filled) == ("waiting", [], 0)
+    end = "could not be looked up" if log_end is None else f"is {log_end}"
+    assert row_of(copying.copy).message == (
+        f"filling mirrored-3: 4 offsets from 10 on were filled, then the log end {end}"
+    )
+
+
 def test_a_troubled_transaction_is_waited_for_before_the_next_inspection(copying: Shell) -> None:
     copying.fetch(stored(13))
     trouble = Trouble(Reason.DESTINATION_UNREACHABLE, "the coordinator is away")
-    copying.copy.fill.sent()
+    copying.copy.fill.sent(by_transactions=True)
     copying.copy.interrupted(trouble, copying.now)
     assert copying.status == "draining"
     assert row_of(copying.copy).message == "the coordinator is away"

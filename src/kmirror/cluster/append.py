@@ -63,7 +63,7 @@ _LARGEST_BATCH = 2**31 - 1
 _TRIES = 20
 #: The leader may hang up on a batch of this size because of its limit for requests; it is tried no more often.
 _LARGE_BYTES, _LARGE_TRIES = 512 << 10, 3
-_NOTHING_WRITTEN = LEADER_MOVED | {Code.NOT_ENOUGH_REPLICAS}
+_NOTHING_WRITTEN = LEADER_MOVED - PERHAPS_WRITTEN | {Code.NOT_ENOUGH_REPLICAS}
 
 
 class InvalidProduceOffsetError(KmirrorError):
@@ -290,7 +290,7 @@ class OffsetAppender:
                 self._require_fit(run, attempt)
             if code is None or code in PERHAPS_WRITTEN:
                 in_doubt = True
-                if not self._is_known:
+                if code is None and not self._is_known:
                     time.sleep(SETTLE_S)
             elif code == Code.INVALID_PRODUCER_EPOCH:
                 raise RefusedError(

@@ -391,6 +391,7 @@ class AppendPipeline:
             return
         found.unsettled.append(batch)
         found.is_troubled = True
+        found.may_arrive = found.may_arrive or code is None
         found.in_doubt = found.in_doubt or code is None or code in PERHAPS_WRITTEN or code == Code.NONE
         found.altered = found.altered or altered
         with self._changed:
@@ -413,7 +414,7 @@ class AppendPipeline:
             if found.altered is not None:
                 raise found.altered
             if found.in_doubt:
-                if not found.is_remembered:
+                if found.may_arrive and not found.is_remembered:
                     time.sleep(SETTLE_S)
                 state = out.read_state(in_doubt=True)
                 ends = [out.log_end_offset, *(batch.run.next_offset for batch in unsettled if batch.run is not UNBUILT)]
@@ -426,7 +427,7 @@ class AppendPipeline:
             while unsettled:
                 self._append_blocking(found, unsettled[0])
                 unsettled.popleft()
-            found.is_troubled = found.in_doubt = False
+            found.is_troubled = found.in_doubt = found.may_arrive = False
         except Exception as error:
             self._stop(found, error)
 

@@ -143,8 +143,9 @@ class PartitionQueue:
         self.in_flight: deque[PendingBatch] = deque()
         self.unsettled: deque[PendingBatch] = deque()
         self.is_troubled = False
-        #: Some of what was sent may have been appended without an answer.
+        #: Some of what was sent may have been appended without an answer that says so; some may yet arrive.
         self.in_doubt = False
+        self.may_arrive = False
         #: The error of a batch that the leader did not append as it was sent.
         self.altered: HistoriesDifferError | None = None
 

@@ -87,8 +87,17 @@ NOT_COORDINATOR = frozenset({Code.COORDINATOR_LOAD_IN_PROGRESS, Code.COORDINATOR
 #: What brokers answer to whoever may not do what was asked of a topic, or of the cluster.
 UNAUTHORIZED = frozenset({Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED})
 
-#: The leader has appended a batch, but perhaps not its replicas.
-PERHAPS_WRITTEN = frozenset({Code.REQUEST_TIMED_OUT, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+#: A batch may be in the log, and will not get there later: the leader waited for replicas in vain, or was no longer the
+#: leader, which it says both before it appends a batch and when it is demoted while it waits (DelayedProduce).
+PERHAPS_WRITTEN = frozenset(
+    {
+        Code.REQUEST_TIMED_OUT,
+        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        Code.NOT_LEADER_OR_FOLLOWER,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+        Code.KAFKA_STORAGE_ERROR,
+    }
+)
 
 
 def code_name(code: int) -> str:

@@ -44,6 +44,8 @@ _EPOCHS_AHEAD = 10
 _MARKER = struct.Struct(">hi")
 _KEY = b"kmirror"
 _VALUE = b"mirroring stopped here"
+#: The sequence number of a record that fences.
+_SEQUENCE = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ def _fence_once(
         mine = next((p for p in producers if p.producer_id == writer.producer_id), None)
         if mine is not None and mine.coordinator_epoch == MAX_COORDINATOR_EPOCH:
             found[partition] = _fence_there(client, partition, writer, writer.known_end)
+        elif mine is not None and (by_record := _record_there(client, partition, writer, mine, before[partition])):
+            found[partition] = by_record
         else:
             epoch = max(writer.producer_epoch, mine.producer_epoch if mine else 0)
             if mine is not None and mine.last_sequence >= 0:
@@ -217,6 +221,21 @@ def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Write
     return FenceResult(0, first, is_fenced=True)
 
 
+def _record_there(
+    client: ClusterClient, partition: TopicPartition, writer: Writer, known: ProducerState, end: int
+) -> FenceResult | None:
+    """Find a record that fenced the writer before; the leader remembers nothing of it but epoch and sequence."""
+    if known.producer_epoch <= writer.producer_epoch or known.last_sequence != _SEQUENCE:
+        return None
+    first = max(writer.known_end, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
+    for found in PartitionReader(client, partition).batches(first, end):
+        for header in found.headers:
+            wrote = header.producer_id, header.producer_epoch
+            if wrote == (known.producer_id, known.producer_epoch) and _is_fence(found.data, header):
+                return FenceResult(0, header.base_offset, is_fenced=True)
+    return None
+
+
 def _is_fence(records: memoryview, header: BatchHeader) -> bool:
     if header.record_count != 1:
         return False
@@ -251,5 +270,5 @@ def _send_records(
 
 def _record(writer: Writer) -> bytes:
     batch = make_batch([Record(0, time.time_ns() // 1_000_000, _KEY, _VALUE)])
-    set_producer(memoryview(batch), writer.producer_id, writer.producer_epoch, 0)
+    set_producer(memoryview(batch), writer.producer_id, writer.producer_epoch, _SEQUENCE)
     return bytes(batch)

@@ -249,12 +249,12 @@ class Fills:
             return
         self._transaction_is_under_way = True
         for partition in gaps:
-            partition.fill.sent()
+            partition.fill.sent(by_transactions=True)
 
-        def filled(counts: Mapping[TopicPartition, int], at: float) -> None:
+        def filled(found: Mapping[TopicPartition, tuple[int, int | None]], at: float) -> None:
             self._transaction_is_under_way = False
             for partition in gaps:
-                partition_fills.filled_by_transactions(partition, counts[partition.assignment.destination], at)
+                partition_fills.filled_by_transactions(partition, *found[partition.assignment.destination], at)
                 self._continue(partition)
 
         def troubled(trouble: Trouble, at: float) -> None:

@@ -300,14 +300,14 @@ class BackgroundRequests:
         self,
         gaps: Mapping[TopicPartition, int],
         may_continue: Callable[[], bool],
-        filled: Callable[[Mapping[TopicPartition, int], float], None],
+        filled: Callable[[Mapping[TopicPartition, tuple[int, int | None]], float], None],
         troubled: Callable[[Trouble, float], None],
         uncertain: Callable[[Trouble, float], None],
     ) -> None:
         """Fill offsets of several partitions by this lane's transactions, at most so many of each.
 
-        Ends with `filled` and how many of each; or with `uncertain`, if an unknown number was filled and nothing is in
-        flight any more. Until then `troubled` reports why it takes long.
+        Ends with `filled`, how many of each and where its log ends then, None if unknown; or with `uncertain`, if an
+        unknown number was filled and nothing is in flight any more. Until then `troubled` reports why it takes long.
         """
         lane = self._spec.lane
 
@@ -320,14 +320,15 @@ class BackgroundRequests:
                 return partial(uncertain, self._fill_trouble(error))
             until = now() + _FILL_SECONDS
             try:
-                found = transactions.fill(
+                counts = transactions.fill(
                     gaps, lambda: now() < until and may_continue() and not self._stopping.is_set()
                 )
+                ends = self._destination.list_offsets(dict.fromkeys(gaps, LATEST), log_end=True)
             except (KmirrorError, OutcomeUnknown) as error:
                 trouble = self._fill_trouble(error)
                 self._post(partial(troubled, trouble))
                 return partial(uncertain, trouble) if self._settle(lane, troubled) else None
-            return partial(filled, found)
+            return partial(filled, {partition: (counts[partition], ends[partition].offset) for partition in gaps})
 
         self._writes.put(background_request)
 

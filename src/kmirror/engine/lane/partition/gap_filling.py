@@ -29,6 +29,8 @@ class GapFilling:
         self._intake = intake
         self._plan: FillPlan | None = None
         self.is_under_way = False
+        #: True while it is by transactions: no loss of a connection of ours ends that, their coordinator goes on.
+        self.is_by_transactions = False
         #: Up to where the gap under way is filled, and where it ends; None without one.
         self.reached: tuple[int, int] | None = None
         #: True when the leader said that we may not write markers.
@@ -56,13 +58,13 @@ class GapFilling:
             raise RuntimeError(f"the plan has ended: {self._plan!r}")
         return step
 
-    def sent(self) -> None:
-        """Note that the request of `next_step` is in flight."""
-        self.is_under_way = True
+    def sent(self, *, by_transactions: bool = False) -> None:
+        """Note that the request of `next_step` is in flight, or transactions in its place."""
+        self.is_under_way, self.is_by_transactions = True, by_transactions
 
     def ended(self) -> None:
         """Note that nothing is in flight any more."""
-        self.is_under_way = False
+        self.is_under_way = self.is_by_transactions = False
 
     def answered(self, code: int) -> Filled:
         """Take the response to a request for markers."""

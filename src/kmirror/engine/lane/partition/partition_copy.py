@@ -353,7 +353,7 @@ class PartitionCopy:
         """Take the error code for a batch that was sent, or that its leader would refuse."""
         what = refusals.refusal(code, detail, len(batch.data))
         self.log(f"append at {batch.base_offset} refused: {what}")
-        if refusals.may_be_appended(code):
+        if refusals.may_yet_be_appended(code):
             self.memory.unanswered([batch], now)
         if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER and self.status is Status.DRAINING:
             return  # it follows a batch that was refused
@@ -372,7 +372,7 @@ class PartitionCopy:
             self.memory.unanswered(self.in_flight, now)
         while self.in_flight:
             self._release(self._in_flight.popleft().frame)
-        if self.fill.is_under_way:
+        if self.fill.is_under_way and not self.fill.is_by_transactions:
             self.log(f"markers without a response: {message}")
             self.fill.ended()
             self.memory.markers_unanswered(now)

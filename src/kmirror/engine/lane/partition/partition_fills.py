@@ -12,6 +12,7 @@ from kmirror.engine.lane.partition.intake import Gap
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import Status
 from kmirror.errors import Reason
+from kmirror.words import counted
 
 # -- gaps --------------------------------------------------------------------------------------------------------------
 
@@ -59,10 +60,17 @@ def log_end_seen(copy: PartitionCopy, code: int, log_end: int | None, now: float
     copy.advance(now)
 
 
-def filled_by_transactions(copy: PartitionCopy, count: int, now: float) -> None:
-    """Note that transactions filled the first `count` offsets of the gap."""
+def filled_by_transactions(copy: PartitionCopy, count: int, log_end: int | None, now: float) -> None:
+    """Note that transactions filled the first `count` offsets of the gap, and where the log ended after that.
+
+    The count alone proves nothing: a coordinator that got no answer from a leader writes a marker twice.
+    """
     copy.fill.ended()
-    if has_gap(copy):
+    if has_gap(copy) and log_end != copy.queue[0].base_offset + count:
+        what = f"filling {copy.assignment.destination}: {counted(count, 'offset')} from {copy.queue[0].base_offset} on"
+        end = "could not be looked up" if log_end is None else f"is {log_end}"
+        copy.interrupt(Trouble(Reason.DESTINATION_UNREACHABLE, f"{what} were filled, then the log end {end}"), now)
+    elif has_gap(copy):
         gap = copy.fill.filled_first(count)
         if gap is not None:
             copy.progress.filled(gap)

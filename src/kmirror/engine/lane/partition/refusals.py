@@ -19,8 +19,9 @@ REJECTED = {
     Code.CORRUPT_MESSAGE,
     Code.UNSUPPORTED_FOR_MESSAGE_FORMAT,
 }
-#: Error codes with which nothing was appended for certain.
-_NOT_APPENDED = (
+#: Error codes after which nothing arrives any more. The log end says whether the batch was appended: a leader that is
+#: demoted while it waits for its replicas answers as if it had not been (LEADER_MOVED).
+_DECIDED = (
     LEADER_MOVED
     | REJECTED
     | {
@@ -84,9 +85,9 @@ def refusal(code: int, detail: str | None, size_in_bytes: int) -> str:
     return f"{what}; the batch has {counted(size_in_bytes, 'byte')}" if is_too_large else what
 
 
-def may_be_appended(code: int) -> bool:
-    """Return True if a refused batch may have been appended nevertheless, or may yet be."""
-    return code not in _NOT_APPENDED
+def may_yet_be_appended(code: int) -> bool:
+    """Return True if a refused batch may still be appended after the log end was read."""
+    return code not in _DECIDED
 
 
 def altered(destination: TopicPartition, offset: int, base_offset: int) -> Fail:
