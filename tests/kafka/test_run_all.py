@@ -111,6 +111,30 @@ def test_mirrors_come_and_go(
 
 
 @pytest.mark.slow
+def test_a_mirror_that_another_engine_takes_in_mid_copy_is_not_reported_as_done(
+    source_cluster: SandboxCluster, empty_destination: SandboxCluster, tmp_path: Path
+) -> None:
+    taken, copied = (Pair(source_cluster, empty_destination, tmp_path, unique_topic(), partitions=1) for _ in range(2))
+    with closing(taken), closing(copied):
+        taken.create("copy.lanes=1", "throttle.bytes.per.second=65536")
+        copied.create("copy.lanes=1")
+        taken.fill(10_000)
+        copied.fill(10)
+        engine = Engine(empty_destination, None, tmp_path / "all.out", "--until-caught-up", "--json", with_spark=False)
+        try:
+            taken.wait_until_copying(engine)
+            copied.wait_until_equal(engine)
+            taken.engine("--take-over", with_spark=False)
+            assert engine.wait(60) == 4, engine.output
+        finally:
+            engine.destroy()
+        printed, _ = json.JSONDecoder().raw_decode(engine.output, engine.output.index('{\n  "verb"'))
+        rows = [(row["topic"], row["result"], row["reason"], row["lag"]) for row in printed["results"]]
+        assert rows == [(None, "REFUSED", "FENCED", None), (copied.topic, "DONE", None, 0)]
+        assert taken.destination_end() < taken.source_end()
+
+
+@pytest.mark.slow
 def test_of_several_named_mirrors_one_that_another_engine_had_is_taken_again(
     cluster_pair: ClusterPair, tmp_path: Path
 ) -> None:
