@@ -272,8 +272,8 @@ def test_a_topic_with_a_pending_operation_loses_no_rights_and_gets_none(
         assert here(pair) == copied
     claim(destination, name, topic, desired=DesiredState.STOPPED, pending=PENDING_STOP)
     assert set(lift_rights(destination, name, [topic])[topic].given) == {*writes, *write}
-    for operation in (PENDING_STOP, None):
-        claim(destination, name, topic, desired=DesiredState.STOPPED, pending=operation)
+    for left in (PENDING_STOP, None):
+        claim(destination, name, topic, desired=DesiredState.STOPPED, pending=left)
         assert sync(mirror) == []
         assert here(pair) == {*copied, *writes, *write}
     claim(destination, name, topic, pending=PENDING_ADD)  # mirrored again

@@ -173,8 +173,8 @@ class GroupSyncJob:
         views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in marked})
         by_name: defaultdict[str, list[GroupRecord]] = defaultdict(list)
         now = destination.state()
-        for one in (one for known in now.mirrors for one in now.groups(known.name)):
-            by_name[one.destination_group].append(one)
+        for known in (known for mirror in now.mirrors for known in now.groups(mirror.name)):
+            by_name[known.destination_group].append(known)
         for record in marked:
             view = views[record.destination_group]
             ours = [
