@@ -24,12 +24,12 @@ STOPPED = replace(COPIED, desired=DesiredState.STOPPED, stop_reason=Reason.FAILE
 
 
 class Site:
-    """A keeper of clusters a and b, on a clock of its own."""
+    """A keeper of clusters, on a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         self.at = 100.0
         monkeypatch.setattr(charge_keeper, "now", lambda: self.at)
-        self.keeper = ChargeKeeper(("a", "b"))
+        self.keeper = ChargeKeeper(names)
 
     def see(self, seconds: float, **topics: TopicRecord | None) -> None:
         """Let time pass, in which these clusters are read twice a second; a has no mirror."""
@@ -37,7 +37,7 @@ class Site:
             self.at += 0.5
             for name, topic in topics.items():
                 state = State() if topic is None else State.of([MIRROR, topic])
-                self.keeper.take(name, f"id-{name}", f"{name}:9092", state, self.at)
+                self.keeper.take(name, f"id-{name[0]}", f"{name}:9092", state, self.at)
 
     def ask(self, query: str, mirror: str = "m%2F%C3%A9") -> tuple[int, dict[str, Any]]:
         found = in_charge_answer(self.keeper, HttpRequest.of(f"/in-charge/{mirror}?{query}", ""))
@@ -49,7 +49,7 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    return Site(monkeypatch)
+    return Site(monkeypatch, "a", "b")
 
 
 def test_the_cluster_in_charge_gets_200_and_the_other_503(site: Site) -> None:
@@ -130,3 +130,73 @@ def test_an_engine_does_not_answer_it() -> None:
 def test_the_only_cluster_need_not_be_named() -> None:
     keeper = ChargeKeeper(("b",))
     assert json.loads(in_charge_answer(keeper, HttpRequest.of("/in-charge/m", "")).body)["cluster"] == "b"
+
+
+def test_both_names_of_a_cluster_get_its_last_certain_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(monkeypatch, "a", "b", "b-again")
+    site.see(5, a=None, b=STOPPED, **{"b-again": STOPPED})
+    site.at += 20
+    asked = {name: site.ask(f"cluster={name}&unsure=last")[0] for name in site.keeper.names}
+    assert asked == {"a": 503, "b": 503, "b-again": 503}, "it was not asked before"
+    site.see(5, a=None, b=STOPPED, **{"b-again": STOPPED})
+    site.at += 20
+    asked = {name: site.ask(f"cluster={name}&unsure=last")[0] for name in site.keeper.names}
+    assert asked == {"a": 503, "b": 200, "b-again": 200}
+
+
+def test_what_is_stored_nowhere_is_answered_and_not_remembered(site: Site) -> None:
+    site.see(5, a=None, b=COPIED)
+    for number in range(50):
+        status, found = site.ask(f"cluster=a&topic=t{number}")
+        assert (status, found["inCharge"]) == (503, None)
+        assert f"not known as an end of topic t{number} of mirror m/é" in found["reason"]
+        assert site.ask("cluster=a", mirror=f"m{number}")[0] == 503
+    assert not site.keeper._asked
+    assert site.ask("cluster=a&topic=orders")[0] == 200
+    assert len(site.keeper._asked) == 1
+
+
+def test_a_question_that_is_not_asked_any_more_is_forgotten(site: Site) -> None:
+    last = "&unsure=last"
+    site.see(5, a=None, b=COPIED)
+    assert site.ask(f"cluster=a&topic=orders{last}")[0] == 200
+    for _ in range(70):
+        site.see(10, a=None, b=COPIED)
+        assert site.statuses(last) == (200, 503)
+    assert [topic for _, topic in site.keeper._asked] == [None]
+    site.at += 20
+    assert site.statuses(last) == (200, 503)
+    assert site.ask(f"cluster=a&topic=orders{last}")[0] == 503, "what is forgotten is no yes"
+
+
+def test_a_flood_of_topics_does_not_push_out_the_questions_of_doors(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charge_keeper, "_MOST_TOPICS", 5)
+    topics = [replace(COPIED, topic=f"t{number}", source_topic=f"t{number}") for number in range(40)]
+    state = State.of([MIRROR, COPIED, *topics])
+    for _ in range(10):
+        site.see(0.5, a=None)
+        site.keeper.take("b", "id-b", "b:9092", state, site.at)
+    for number in range(40):
+        assert site.ask("cluster=a&topic=orders&unsure=last")[0] == 200
+        assert site.statuses("&unsure=last") == (200, 503)
+        assert site.ask(f"cluster=a&topic=t{number}&unsure=last")[0] == 200
+        assert len(site.keeper._asked) <= 6
+    site.at += 20
+    assert site.ask("cluster=a&topic=orders&unsure=last")[0] == 200
+    assert site.statuses("&unsure=last") == (200, 503)
+    assert site.ask("cluster=a&topic=t0&unsure=last")[0] == 503, "what is not remembered is no yes"
+
+
+def test_it_is_said_why_what_a_cluster_answers_does_not_count(site: Site) -> None:
+    site.see(5, a=None, b=COPIED)
+    site.keeper.doubt("b", "who leads it is not certain")
+    assert site.statuses() == (200, 503), "what was read before still counts for a moment"
+    site.see(5, a=None)
+    status, found = site.ask("cluster=a")
+    assert (status, found["inCharge"]) == (503, None)
+    assert "b has not been read for more than 3 s: who leads it is not certain" in found["reason"]
+    site.see(5, a=None, b=COPIED)
+    assert site.statuses() == (200, 503)
+    assert "not certain" not in site.ask("cluster=a")[1]["reason"]

@@ -499,3 +499,34 @@ def test_terms_grow_whatever_is_known() -> None:
     assert next_term(former, None, is_source_known=False) == 3
     assert next_term(former, None, is_source_known=True) == 2
     assert next_term(None, former, is_source_known=True) == 2
+
+
+def named_again(world: World, side: str, *, is_read: bool = True) -> list[SeenCluster]:
+    """Return what is seen by process a, and a cluster under a second name, by which it can be read or not."""
+    (another,) = (one for one in world.seen["a"].values() if one.name == side)
+    again = replace(another, name=f"{side}-again")
+    return [*world.seen["a"].values(), again if is_read else replace(again, asked_at=world.now - 60)]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_cluster_under_two_names_is_one_cluster(is_read: bool) -> None:
+    world = World()
+    world.add("b")
+    world.pass_time(5, ALL)
+
+    def yes(clusters: Sequence[SeenCluster]) -> set[str]:
+        names = {one.name for one in clusters}
+        return {name for name in names if who_is_in_charge(clusters, MIRROR, name, world.now).in_charge}
+
+    for target in ("b", "a", "b"):
+        other = OTHER[target]
+        world.add(target)
+        world.pass_time(5, ALL)
+        assert yes(named_again(world, target, is_read=is_read)) == {other}
+        assert yes(named_again(world, other, is_read=is_read)) == {other} | ({f"{other}-again"} if is_read else set())
+        world.stop(target)
+        world.pass_time(5, ALL)
+        assert yes(named_again(world, other, is_read=is_read)) == {target}
+        both = named_again(world, target, is_read=is_read)
+        for clusters in (both, both[::-1]):
+            assert yes(clusters) == {target} | ({f"{target}-again"} if is_read else set())

@@ -7,7 +7,7 @@ carries out these requests in this order, so all that was committed before the h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
@@ -20,6 +20,7 @@ from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, Fetch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import Exchange, FrameError, format_topic_id
+from kmirror.cluster.topics.leaders import newer_leader
 from kmirror.errors import OutcomeUnknown, UnreachableError
 
 #: All that one answer may have: one answer brings the whole of a usual topic.
@@ -47,6 +48,8 @@ class CommittedReader:
     def __init__(self, client: ClusterClient, partition: TopicPartition, known: ClusterMetadata | None = None) -> None:
         self._client = client
         self._partition = partition
+        #: What the leader goes by that was last asked for its end.
+        self._known = known
         self._leader: LeaderAddress | None = None if known is None else known.leader_address(partition)
         #: The id of the topic that `look` saw.
         self._topic_id: bytes | None = None
@@ -65,13 +68,29 @@ class CommittedReader:
             *described, ends, fetched = connection.request_all(asked, timeout=timeout)
         except (UnreachableError, OutcomeUnknown, FrameError, UnsupportedVersionError):
             return None
-        if described and described[0].leader_address(self._partition) != leader:
+        known: ClusterMetadata = described[0] if metadata is None else metadata
+        if known.leader_address(self._partition) != leader:
             return None
         end = ends.get(self._partition)
         if end is None or end.error_code or end.offset is None:
             return None
         self._leader, self._topic_id = leader, leader.topic_id
+        self._know(known)
         return Look(format_topic_id(leader.topic_id), end.offset, offset, self._part(fetched))
+
+    def follow_newer(self, timeout: float) -> bool:
+        """Return whether there is a newer leader than the one that was asked for the end; it is asked from now on.
+
+        Raises:
+            TimedOutError: there may be one.
+        """
+        if self._known is None:
+            return False
+        newer = newer_leader(self._client, self._partition, self._known, timeout)
+        if newer is not None:
+            self._know(newer)
+            self._leader = newer.leader_address(self._partition)
+        return newer is not None
 
     def fetch(self, offset: int, timeout: float, max_wait_ms: int) -> FetchedPartition | None:
         """Fetch from the topic that `look` saw; the leader may wait for more to come.
@@ -97,6 +116,11 @@ class CommittedReader:
             if isinstance(error, UnreachableError) and error.reason is not None:
                 raise
             return None
+
+    def _know(self, found: ClusterMetadata) -> None:
+        # no broker names one that is cut off from the controllers; but it may answer
+        brokers = found.brokers if self._known is None else {**self._known.brokers, **found.brokers}
+        self._known = replace(found, brokers=brokers)
 
     def _end(self, leader: LeaderAddress) -> Exchange:
         wanted = {self._partition: (leader.leader_epoch, LATEST)}

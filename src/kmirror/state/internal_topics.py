@@ -1,4 +1,4 @@
-"""The settings of the internal topics, the rights on them, and the errors for a state topic that lacks records.
+"""The settings of the internal topics, the rights on them, and the errors for a state topic that cannot be read.
 
 What is left of it must not be taken for all there is.
 """
@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import Grant, alter_topic
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
-from kmirror.errors import RefusedError
+from kmirror.errors import RefusedError, TimedOutError
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
 
 #: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
@@ -84,6 +84,15 @@ def all_lost(*, is_missing: bool) -> StateLostError:
 def hidden_note(offset: int) -> str:
     """Return the sentence for readers of what was stored before this offset only."""
     return f"__kmirror_state has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
+
+
+def unfinished(offset: int, seconds: float) -> TimedOutError:
+    """Return the error for a transaction that hides what follows this offset, and did not end in this time."""
+    return TimedOutError(
+        f"__kmirror_state has an unfinished transaction at offset {offset}, and it did not end within {seconds:g} s",
+        "try again: brokers abort a killed process's transaction after some seconds; for one that stays open for "
+        "minutes use kafka-transactions.sh (find-hanging, abort)",
+    )
 
 
 #: Prefix of kmirror's own topics.

@@ -40,6 +40,7 @@ from kmirror.state.internal_topics import (
     hidden_note,
     lacking_grant,
     losing_policy,
+    unfinished,
 )
 from kmirror.state.record_kinds import Removed, Unknown, decode
 from kmirror.state.snapshot import Report, State
@@ -148,12 +149,16 @@ class StateStore:
             try:
                 return self._read(deadline, deadline)
             except _Blocked:
-                raise TimedOutError(
-                    f"{STATE_TOPIC} has an unfinished transaction at offset {self._position}, "
-                    f"and it did not end within {deadline.seconds:g} s",
-                    "try again: brokers abort a killed process's transaction after some seconds; for one that stays "
-                    "open for minutes use kafka-transactions.sh (find-hanging, abort)",
-                ) from None
+                raise unfinished(self._position, deadline.seconds) from None
+
+    def read_certain(self, deadline: Deadline) -> State:
+        """Return what `read_complete` does; raise TimedOutError also if another leader may have committed more."""
+        with self._lock:
+            for _ in range(2):
+                state = self.read_complete(deadline)
+                if not self._log(STATE_TOPIC).follow_newer(max(_LEAST_S, deadline.remaining)):
+                    return state
+            raise TimedOutError(f"{STATE_TOPIC} has just got another leader")
 
     def read_events(
         self, mirror: str | None = None, since_ms: int | None = None, timeout: float = DEFAULT_TIMEOUT_S
@@ -219,7 +224,7 @@ class StateStore:
                 known = _counts(self._ask(lambda s: self._client.metadata(wanted, timeout=s), what, deadline))
             counts = {}
             for topic, settings in wanted.items():
-                is_there = known.get(topic) or self._exists(topic, deadline)
+                is_there = known.get(topic) or self._described(topic, deadline)
                 if is_there or not self._create(topic, settings, replication_factor, deadline):
                     counts[topic] = known.get(topic) or self._partitions_of(topic, deadline)
             self._require_shapes(counts, deadline)
@@ -378,22 +383,22 @@ class StateStore:
             self.has_answered = True
             self._looks[topic] = look
             return look.end, look.topic_id
-        self._logs.pop(topic, None)  # it may be another topic
-        answer, topic_id = self._offset(topic, LATEST, deadline)
-        return answer.offset, topic_id
+        answer, known = self._offset(topic, LATEST, deadline)
+        self._logs[topic] = CommittedReader(self._client, TopicPartition(topic, 0), known)  # it may be another topic
+        return answer.offset, None if known is None else known.topics[topic].printed_topic_id
 
     def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
         # the end if no record is that new
         found = self._offset(topic, timestamp_ms, deadline)[0].offset
         return (self._end(topic, deadline)[0] if found is None else found) or 0
 
-    def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> tuple[OffsetAnswer, str | None]:
-        # once the topic was seen, a broker that does not know it yet does not mean that it is missing
-        if topic not in self._seen and not self._exists(topic, deadline):
+    def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> tuple[OffsetAnswer, ClusterMetadata | None]:
+        # and who leads it; that a broker does not know a topic that was seen does not mean that it is missing
+        if topic not in self._seen and not self._described(topic, deadline):
             return OffsetAnswer(0, None, -1), None
         partition, what = TopicPartition(topic, 0), f"looking up the end of {topic}"
 
-        def ask(seconds: float) -> tuple[OffsetAnswer, str | None]:
+        def ask(seconds: float) -> tuple[OffsetAnswer, ClusterMetadata | None]:
             metadata = require_leaders(self._client, [topic], self._client.metadata([topic], timeout=seconds), seconds)
             described = metadata.topics.get(topic)
             if described and described.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION and self._topic_id is None:
@@ -401,14 +406,14 @@ class StateStore:
                 self._seen.discard(topic)
                 return OffsetAnswer(0, None, -1), None
             found = self._client.list_offsets({partition: timestamp}, metadata=metadata, timeout=seconds)
-            return found[partition], None if described is None else described.printed_topic_id
+            return found[partition], metadata
 
-        answer, topic_id = self._ask(ask, what, deadline)
+        answer, metadata = self._ask(ask, what, deadline)
         if answer.error_code in LEADER_MOVED:
             why = self._client.unanswered.get(partition) if answer.error_code == Code.BROKER_NOT_AVAILABLE else None
             raise unreachable(f"{what}: {why}" if why else f"{topic} has no leader: {code_name(answer.error_code)}")
         self._require(answer.error_code, what)
-        return answer, topic_id
+        return answer, metadata
 
     def _ask(self, request: Callable[[float], Answer], what: str, deadline: Deadline) -> Answer:
         """Send a request; retry while the brokers cannot be reached, if they were reached before."""
@@ -432,9 +437,6 @@ class StateStore:
     def _require(self, code: int, what: str, detail: str | None = None) -> None:
         if code:
             raise refused(code, code_name(code), what, detail, self.grant(code))
-
-    def _exists(self, topic: str, deadline: Deadline) -> bool:
-        return self._described(topic, deadline) is not None
 
     def _described(self, topic: str, deadline: Deadline) -> ClusterMetadata | None:
         # None if there is no such topic
@@ -463,7 +465,7 @@ class StateStore:
             if error.code == Code.TOPIC_ALREADY_EXISTS:
                 return False
             raise
-        while not self._exists(topic, deadline) and not deadline.passed:
+        while not self._described(topic, deadline) and not deadline.passed:
             time.sleep(STEP_S)  # the brokers get it from the controller
         return True
 

@@ -91,6 +91,8 @@ class SeenCluster:
     first_seen_at: float = 0.0
     holdings: Mapping[str, HeldTopic] = field(default_factory=dict)
     since: Mapping[str, float] = field(default_factory=dict)
+    #: Why what it has answered since then does not count.
+    doubt: str = ""
 
     def is_fresh(self, at: float) -> bool:
         """Return whether what was read still counts."""
@@ -182,23 +184,27 @@ class EndTopic(NamedTuple):
     copy: CopyElsewhere | None = None
 
 
-def ends_of(clusters: Sequence[SeenCluster], mirror: str) -> list[str]:
-    """Return the names of the clusters that are ends of a mirror."""
-    return [one.name for one in clusters if any(_links(clusters, one, mirror))]
+def ends_of(clusters: Sequence[SeenCluster], mirror: str, topic: str | None = None) -> list[str]:
+    """Return the names of the clusters that are ends of a mirror, or of one of its topics."""
+    return [one.name for one in clusters if any(_links(clusters, one, mirror, topic))]
 
 
-def _links(clusters: Sequence[SeenCluster], own: SeenCluster, mirror: str) -> Iterator[EndTopic]:
-    """Yield the mirror's topics on a cluster: those copied to it, and those copied from it."""
+def _links(
+    clusters: Sequence[SeenCluster], own: SeenCluster, mirror: str, topic: str | None = None
+) -> Iterator[EndTopic]:
+    """Yield the mirror's topics on a cluster, or one of them: those copied to it, and those copied from it."""
     for home in clusters:
         record = home.state.mirror(mirror) if home.state is not None else None
         if home.state is None or record is None:
             continue
-        topics = [one for one in home.state.topics(mirror) if one.stop_reason is not Reason.REMOVED]
+        topics = (one for one in home.state.topics(mirror) if one.stop_reason is not Reason.REMOVED)
         if home is own:
-            yield from (EndTopic(one.topic) for one in topics)
+            yield from (EndTopic(one.topic) for one in topics if topic in (None, one.topic))
         elif own.cluster_id is not None and record.source_cluster_id == own.cluster_id:
             yield from (
-                EndTopic(one.source_topic, CopyElsewhere(home, one.topic, _holding_of(record, one))) for one in topics
+                EndTopic(one.source_topic, CopyElsewhere(home, one.topic, _holding_of(record, one)))
+                for one in topics
+                if topic in (None, one.source_topic, one.topic)
             )
 
 
@@ -211,10 +217,10 @@ def who_is_in_charge(
         return ChargeVerdict(None, f"cluster {name} is not watched")
     if (trouble := _trouble(own, at)) is not None:
         return ChargeVerdict(None, trouble)
+    clusters = _each_once(clusters, own, at)
     links: dict[str, list[EndTopic]] = {}
-    for link in _links(clusters, own, mirror):
-        if topic in (None, link.topic, link.copy and link.copy.topic):
-            links.setdefault(link.topic, []).append(link)
+    for link in _links(clusters, own, mirror, topic):
+        links.setdefault(link.topic, []).append(link)
     if not links:
         unseen = [one.name for one in clusters if _trouble(one, at) is not None]
         what = f"topic {topic} of mirror {mirror}" if topic is not None else f"mirror {mirror}"
@@ -225,12 +231,21 @@ def who_is_in_charge(
     return _together(verdicts)
 
 
+def _each_once(clusters: Sequence[SeenCluster], own: SeenCluster, at: float) -> list[SeenCluster]:
+    """Return each cluster once, also where it is watched under several names: no cluster is another one than itself."""
+    kept = {own.cluster_id: own}
+    for one in sorted(clusters, key=lambda one: _trouble(one, at) is not None):
+        kept.setdefault(one.cluster_id, one)
+    return [one for one in clusters if one.cluster_id is None or kept[one.cluster_id] is one]
+
+
 def _trouble(cluster: SeenCluster, at: float) -> str | None:
     """Return why a cluster's state cannot be relied on."""
+    doubt = f": {cluster.doubt}" if cluster.doubt else ""
     if cluster.state is None or cluster.asked_at is None:
-        return f"the state of {cluster.name} has not been read yet"
+        return f"the state of {cluster.name} has not been read yet{doubt}"
     if not cluster.is_fresh(at):
-        return f"the state of {cluster.name} has not been read for more than {FRESH_S:g} s"
+        return f"the state of {cluster.name} has not been read for more than {FRESH_S:g} s{doubt}"
     if cluster.state.unreadable():
         return f"a newer kmirror wrote some of the state of {cluster.name}"
     return None

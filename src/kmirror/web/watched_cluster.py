@@ -27,6 +27,8 @@ from kmirror.words import one_line
 
 #: Takes what was read: name, id and addresses of the cluster, its state, and when the read began (`engine.clock.now`).
 Taken = Callable[[str, str, str, State, float], None]
+#: Takes the name of a cluster that was not certainly read as it is, and why.
+Doubted = Callable[[str, str], None]
 
 _READ_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
@@ -65,11 +67,12 @@ class WatchedCluster:
         properties: Callable[[], Mapping[str, str]],
         expect_cluster_id: str | None = None,
         taken: Taken | None = None,
+        doubted: Doubted | None = None,
     ) -> None:
         self.name = name
         self._properties = properties
         self._expected = expect_cluster_id
-        self._taken = taken
+        self._taken, self._doubted = taken, doubted
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"kmirror-watch-{name}", daemon=True)
         self._bootstrap_servers = properties().get("bootstrap.servers", "")
@@ -181,7 +184,8 @@ class WatchedCluster:
                     pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
                 else:
                     pause = _FIRST_PAUSE_SECONDS
-                    self._woken.wait(_READ_SECONDS)
+                    # a broker that keeps a turn waiting must not make what was read before too old
+                    self._woken.wait(max(_FIRST_PAUSE_SECONDS, _READ_SECONDS - (now() - self.turned_at)))
                     self._woken.clear()
         finally:
             self._disconnect()
@@ -191,21 +195,23 @@ class WatchedCluster:
             self._destination = self._open()
             self._cluster_id = self._destination.cluster_id
             self._bootstrap_servers = self._destination.bootstrap_server
-        destination, sent_at, time_ms = self._destination, now(), now_ms()
+        destination, sent_at, time_ms, doubt = self._destination, now(), now_ms(), ""
         is_first = not self._with_reports.is_set()
         wants_reports = self._are_reports_wanted and (is_first or sent_at >= self._reports_not_before)
         destination.store.wants_reports, used = wants_reports, time.thread_time()
         try:
-            state, is_complete = destination.store.read_complete(Deadline(_TIMEOUT_SECONDS)), True
-        except TimedOutError:
-            # a transaction stays open: what it hides is not known
-            state, is_complete = destination.store.read(_TIMEOUT_SECONDS), False
+            state = destination.store.read_certain(Deadline(_TIMEOUT_SECONDS))
+        except TimedOutError as error:
+            # a transaction stays open, or the leader may be none any more: what was committed since is not known
+            state, doubt = destination.store.read(_TIMEOUT_SECONDS), error.message
         self._read, self._error = _Read(state, time_ms, sent_at), None
         if wants_reports:
             pause = (time.thread_time() - used) / SHARE
             self._reports_not_before = sent_at + min(LONGEST_PAUSE_SECONDS, pause)
             self._with_reports.set()
-        if self._taken is not None and is_complete:
+        if doubt and self._doubted is not None:
+            self._doubted(self.name, doubt)
+        if not doubt and self._taken is not None:
             self._taken(self.name, destination.cluster_id, self._bootstrap_servers, state, sent_at)
 
     def _fail(self, error: Exception) -> None:

@@ -87,7 +87,7 @@ def serve_verb(
     if expect_cluster_id is not None and len(watched) > 1:
         raise UsageError("--expect-cluster-id is for one cluster", "give one --cluster")
     charge = ChargeKeeper(watched)
-    seen = [WatchedCluster(name, read, expect_cluster_id, charge.take) for name, read in watched.items()]
+    seen = [WatchedCluster(name, read, expect_cluster_id, charge.take, charge.doubt) for name, read in watched.items()]
     service = WatchService(seen, charge)
     service_manager, screen = ServiceManager.of_this_process(), call.output.screen
     with stopping() as stop, serving(address, service, tuple(map(str.lower, http_host))) as listening:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from operator import is_
 
 from kmirror.columns import FLAG, TEXT, TIME, Table, columns_of, shown, table_row
@@ -46,6 +47,20 @@ IN_CHARGE: Table[EndInCharge] = Table(
 
 #: A mirror, and one of its topics or all.
 _Question = tuple[str, str | None]
+#: How long a question is remembered that no one asks, in seconds, and the most that are about single topics. Mirrors
+#: are as many as operators have made; of topics anyone may ask for thousands, and each costs time at every read.
+_FORGET_S, _MOST_TOPICS = 600.0, 256
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question about a mirror that is watched: when it was last asked, and what was found."""
+
+    at: float
+    #: The id of the cluster that was last certain to be in charge.
+    last: str | None = None
+    #: By cluster, the last verdict, and what it was reached from.
+    verdicts: dict[str, tuple[list[object], ChargeVerdict]] = field(default_factory=dict)
 
 
 class ChargeKeeper:
@@ -54,10 +69,8 @@ class ChargeKeeper:
     def __init__(self, names: Iterable[str]) -> None:
         self._lock = threading.Lock()
         self._clusters = {name: SeenCluster(name) for name in names}
-        #: By question and cluster, the last verdict, and what it was reached from.
-        self._verdicts: dict[tuple[_Question, str], tuple[list[object], ChargeVerdict]] = {}
-        #: By question that was asked before, the cluster that was last certain to be in charge.
-        self._last: dict[_Question, str | None] = {}
+        #: In the order in which they were last asked.
+        self._asked: dict[_Question, _Asked] = {}
 
     def take(self, name: str, cluster_id: str, bootstrap_servers: str, state: State, asked_at: float) -> None:
         """Take a cluster's whole state; `asked_at` is when its first request was sent (`engine.clock.now`).
@@ -65,27 +78,41 @@ class ChargeKeeper:
         The state must have everything that was committed by then.
         """
         with self._lock:
-            self._clusters[name] = self._clusters[name].after(cluster_id, bootstrap_servers, state, asked_at, now())
-            for question in self._last:
-                self._remember(question, now())
+            at = now()
+            self._clusters[name] = self._clusters[name].after(cluster_id, bootstrap_servers, state, asked_at, at)
+            for question in [one for one, asked in self._asked.items() if at - asked.at > _FORGET_S]:
+                del self._asked[question]
+            for question, asked in self._asked.items():
+                self._remember(question, asked, at)
+
+    def doubt(self, name: str, why: str) -> None:
+        """Take it that a cluster has answered, but not certainly with everything that was committed by then."""
+        with self._lock:
+            if self._clusters[name].doubt != why:
+                self._clusters[name] = replace(self._clusters[name], doubt=why)
 
     def answer(self, mirror: str, name: str, topic: str | None = None, *, or_last: bool = False) -> EndInCharge:
         """Return whether a cluster is in charge; with `or_last`, where that is not certain, what was last certain."""
-        at, question = now(), (mirror, topic)
+        at, question, last = now(), (mirror, topic), None
         with self._lock:
-            found = self._verdict(question, name, at)
-            if ends_of(list(self._clusters.values()), mirror):
-                self._remember(question, at)
-            cluster = self._clusters.get(name, SeenCluster(name))
-            is_last = or_last and found.in_charge is None
-            was = self._last.get(question) == name
+            clusters, is_known = list(self._clusters.values()), question in self._asked
+        if is_known or ends_of(clusters, mirror, topic):
+            with self._lock:
+                asked = self._ask(question, at)
+                found = self._verdict(question, asked, name, at)
+                self._remember(question, asked, at)
+                last = asked.last
+        else:
+            found = who_is_in_charge(clusters, mirror, name, at, topic)
+        cluster = self._clusters.get(name, SeenCluster(name))
+        is_last = or_last and found.in_charge is None
         return EndInCharge(
             mirror=mirror,
             topic=topic,
             cluster=name,
             cluster_id=cluster.cluster_id,
             bootstrap_servers=cluster.bootstrap_servers,
-            in_charge=was if is_last else found.in_charge,
+            in_charge=last is not None and last == cluster.cluster_id if is_last else found.in_charge,
             reason=f"as last known, because now {found.why}" if is_last else found.why,
             as_of=None if cluster.asked_at is None else epoch_ms(cluster.asked_at),
             is_last=is_last,
@@ -104,23 +131,31 @@ class ChargeKeeper:
         """The names of the clusters."""
         return list(self._clusters)
 
-    def _remember(self, question: _Question, at: float) -> None:
-        last = self._last.get(question)
-        for name in self._clusters:
-            verdict = self._verdict(question, name, at).in_charge
-            if verdict:
-                last = name
-            elif verdict is False and last == name:
-                last = None
-        self._last[question] = last
+    def _ask(self, question: _Question, at: float) -> _Asked:
+        """Note that a question is asked; of topics, the one that was not asked for the longest time makes room."""
+        asked = self._asked.pop(question, None) or _Asked(at)
+        asked.at = at
+        self._asked[question] = asked
+        topics = [one for one in self._asked if one[1] is not None]
+        if len(topics) > _MOST_TOPICS:
+            del self._asked[topics[0]]
+        return asked
 
-    def _verdict(self, question: _Question, name: str, at: float) -> ChargeVerdict:
+    def _remember(self, question: _Question, asked: _Asked, at: float) -> None:
+        for name, cluster in self._clusters.items():
+            verdict = self._verdict(question, asked, name, at).in_charge
+            if verdict:
+                asked.last = cluster.cluster_id
+            elif verdict is False and asked.last == cluster.cluster_id:
+                asked.last = None
+
+    def _verdict(self, question: _Question, asked: _Asked, name: str, at: float) -> ChargeVerdict:
         clusters = list(self._clusters.values())
-        facts: list[object] = [fact for one in clusters for fact in (one.holdings, one.since, one.is_fresh(at))]
-        before, found = self._verdicts.get((question, name), ([], ChargeVerdict(None, "")))
+        facts: list[object] = [x for one in clusters for x in (one.holdings, one.since, one.is_fresh(at), one.doubt)]
+        before, found = asked.verdicts.get(name, ([], ChargeVerdict(None, "")))
         is_same = len(before) == len(facts) and all(map(is_, before, facts))
         if not is_same or (found.until is not None and at >= found.until):
             mirror, topic = question
             found = who_is_in_charge(clusters, mirror, name, at, topic)
-            self._verdicts[question, name] = facts, found
+            asked.verdicts[name] = facts, found
         return found

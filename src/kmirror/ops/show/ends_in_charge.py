@@ -42,10 +42,10 @@ def in_charge(destination: Destination, mirror: str, topic: str | None = None) -
         while True:
             asked_at = now()
             try:
-                state = destination.store.read_complete(Deadline(_READ_S))
+                state = destination.store.read_certain(Deadline(_READ_S))
                 keeper.take(DESTINATION, destination.cluster_id, servers, state, asked_at)
-            except TimedOutError:
-                pass  # a transaction that was left open hides what follows
+            except TimedOutError as error:
+                keeper.doubt(DESTINATION, error.message)
             found = keeper.answer(mirror, SOURCE, topic), keeper.answer(mirror, DESTINATION, topic)
             if now() > until or any(one.in_charge for one in found):
                 break
@@ -81,7 +81,7 @@ def _reading_source(record: MirrorRecord, keeper: ChargeKeeper) -> Iterator[list
                     config = client_config(record.source).expecting(record.source_cluster_id)
                     store = StateStore(config)
                 asked_at = now()
-                state = store.read_complete(Deadline(_READ_S))
+                state = store.read_certain(Deadline(_READ_S))
                 servers = record.source.get("bootstrap.servers", "")
                 keeper.take(SOURCE, record.source_cluster_id or "", servers, state, asked_at)
                 trouble.clear()
