@@ -31,8 +31,10 @@ Taken = Callable[[str, str, str, State, float], None]
 _READ_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
-#: How long one turn of the thread may take, at most: it opens connections, and reads.
-TURN_SECONDS = 60.0
+#: How long one turn of the thread may take, at most: it opens connections, and reads. Longer while the cluster cannot
+#: be read: what it logs in with may be dark too, and not all of that has a time limit. A restart would read it no
+#: sooner, and take away what is known of the others.
+_TURN_SECONDS, _DARK_TURN_SECONDS = 60.0, 600.0
 #: For how long after a request what lanes report is read: it costs more than all else.
 _WANTED_SECONDS = 60.0
 
@@ -114,6 +116,12 @@ class WatchedCluster:
             None if error is None else error[1],
             self._looks.as_of_ms,
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its thread has not turned for too long."""
+        is_read = self._read is not None and self._error is None
+        return now() - self.turned_at > (_TURN_SECONDS if is_read else _DARK_TURN_SECONDS)
 
     def events(self) -> Events:
         """Return its recent events."""
