@@ -31,7 +31,7 @@ from kmirror.state.snapshot import State
 from kmirror.state.store import StateStore
 from kmirror.status.mirror_status import MIRRORS
 from kmirror.status.partition_row import PARTITIONS
-from kmirror.web import offset_looks, watched_cluster
+from kmirror.web import offset_looks, watch_service, watched_cluster
 from kmirror.web.watch_service import WatchService
 from kmirror.web.watched_cluster import WatchedCluster
 from kmirror_sandbox.cluster import SandboxCluster
@@ -289,6 +289,31 @@ def test_an_open_transaction_that_holds_a_copy_back_is_named_until_it_ends(
         producer.abort_transaction(PATIENCE_S)
         wait_until(lambda: has_reason(None))
         assert row["errorMessage"] is None
+
+
+def test_a_lag_without_an_engine_is_of_now_or_unknown(
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    stored: tuple[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not of the last scrape, a minute ago: producers have written since."""
+    mirror, (copied, *_) = stored
+    later = [0.0]
+    monkeypatch.setattr(offset_looks, "now", lambda: now() + later[0])
+    monkeypatch.setattr(watch_service, "_SAME_SECONDS", 0.0)
+    with watching(named("dr", cluster_pair.destination)) as get:
+
+        def lag() -> float | None:
+            return value(scraped(get), "kmirror_topic_lag_offsets", cluster="dr", mirror=mirror, topic=copied)
+
+        wait_until(lambda: lag() == 3)
+        produce(cluster_pair.source, copied, ["4", "5"], 1)
+        later[0] += 61
+        assert lag() in (None, 5)
+        wait_until(lambda: lag() == 5)
+        produce(cluster_pair.source, copied, ["6"], 1)
+        wait_until(lambda: lag() == 6)
 
 
 def test_a_store_may_leave_reports_undecoded_until_they_are_wanted(

@@ -18,17 +18,17 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from kmirror.cluster.connect_hints import handshake_hint, strange_answer, tls_refusal, unreachable_hint
+from kmirror.cluster.connecting import connected
 from kmirror.cluster.protocol import api_versions, metadata
 from kmirror.cluster.protocol.wire import INT32, Api, Buffer, Exchange, FrameError, framed, request_header
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.security.renewed_logins import RENEWED
 from kmirror.cluster.security.sasl import authenticate
 from kmirror.cluster.seen_throttles import SEEN_THROTTLES
-from kmirror.cluster.socket_buffers import set_buffers
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.words import address_of
 
@@ -130,7 +130,7 @@ class Connection:
         try:
             if not host or not 0 < port <= _HIGHEST_PORT:
                 raise OSError("not a valid address")
-            sock = _connected(host, port, config, timeout)
+            sock = connected(host, port, config, timeout)
         except (OSError, ValueError) as error:  # ValueError: not a valid host name
             is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             raise (UnknownHostError if is_unknown else ConnectFailedError)(
@@ -465,23 +465,6 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
 
     top = kind.max_version if highest is None else highest
     return Exchange(Api(kind.API_KEY, kind.name, lowest, top), encode, decode)
-
-
-def _connected(host: str, port: int, config: ClientConfig, timeout: float) -> socket.socket:
-    """Return a socket that is connected to one of a host's addresses."""
-    failed: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            with ExitStack() as stack:
-                sock = stack.enter_context(socket.socket(family, kind, protocol))
-                sock.settimeout(timeout)
-                set_buffers(sock, config)
-                sock.connect(address)
-                stack.pop_all()
-                return sock
-        except OSError as error:
-            failed = error
-    raise failed or OSError("it has no address")
 
 
 def room_for(size: int) -> memoryview:

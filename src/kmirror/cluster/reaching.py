@@ -6,10 +6,14 @@ first, and what would only ask everybody leaves it out.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 
+from kmirror.cluster.connecting import LEAST_SECONDS
 from kmirror.cluster.connection import ConnectFailedError, Connection, UnknownHostError, WrongClusterError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.seen_brokers import Address
@@ -19,6 +23,8 @@ from kmirror.errors import UnreachableError
 EACH_SECONDS = 2.0
 #: Whoever had an answer within this is not silent; and how long one counts as silent.
 _LEAST_S, _SILENT_S = 1.0, 10.0
+#: What one address may take of the time for trying one after the other, and how many silent ones are tried at once.
+_MOST_OF_IT, _AT_ONCE = 0.9, 8
 
 
 class SilentAddresses:
@@ -73,23 +79,70 @@ def open_any(
 ) -> Connection:
     """Connect to the first of these addresses that answers, but not to one that has an error; add the errors met.
 
-    All are tried for a short time each before one is waited for as long as `timeout` seconds allow.
+    All together have `timeout` seconds: in the first half those that were not silent lately are tried for a short time
+    each, one after the other; in the second half all that are silent at once.
 
     Raises:
         UnreachableError: none answers.
     """
     seconds = config.connect_timeout_ms / 1000 if timeout is None else timeout
+    deadline = time.monotonic() + seconds
     left = [address for address in dict.fromkeys(addresses) if address not in errors]
-    left.sort(key=lambda address: SILENT_ADDRESSES.of(address) is not None)
-    is_split = len(left) > 1 and seconds > EACH_SECONDS
-    for patience in (EACH_SECONDS, seconds - EACH_SECONDS) if is_split else (seconds,):
-        for address in left:
+    first = [address for address in left if SILENT_ADDRESSES.of(address) is None] if len(left) > 1 else []
+    silent = [address for address in left if address not in first]
+    for tried, address in enumerate(first):
+        began = time.monotonic()
+        share = deadline - seconds / 2 - began
+        # usually only one is silent: it has long enough to be known as that afterwards
+        patience = min(EACH_SECONDS, share if tried + 1 == len(first) else share * _MOST_OF_IT)
+        if patience < LEAST_SECONDS:
+            silent.append(address)
+            continue
+        try:
+            return open_connection(*address, config, patience)
+        except UnreachableError as error:
+            errors[address] = error
+            if error.reason is None and time.monotonic() - began >= min(_LEAST_S, patience / 2):
+                silent.append(address)
+    found = _open_first(silent, config, max(LEAST_SECONDS, deadline - time.monotonic()), errors)
+    if found is None:
+        raise _most_telling(errors, config.bootstrap_servers)
+    return found
+
+
+def _open_first(
+    addresses: Sequence[Address], config: ClientConfig, seconds: float, errors: dict[Address, UnreachableError]
+) -> Connection | None:
+    """Connect to many addresses at once; return the first connection and close others; None if there is none."""
+    if len(addresses) < 2:
+        for address in addresses:
             try:
-                return open_connection(*address, config, patience)
+                return open_connection(*address, config, seconds)
             except UnreachableError as error:
                 errors[address] = error
-        left = [address for address in left if SILENT_ADDRESSES.of(address) is not None]
-    raise _most_telling(errors, config.bootstrap_servers)
+        return None
+    patience = max(LEAST_SECONDS, seconds / math.ceil(len(addresses) / _AT_ONCE))
+    threads = ThreadPoolExecutor(_AT_ONCE, "kmirror-brokers")
+    attempts = {threads.submit(open_connection, *address, config, patience): address for address in addresses}
+    found: Connection | None = None
+    try:
+        for attempt in as_completed(attempts):
+            try:
+                found = attempt.result()
+            except UnreachableError as error:
+                errors[attempts[attempt]] = error
+            else:
+                return found
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for attempt in attempts:
+            attempt.add_done_callback(partial(_close_others, found))
+    return None
+
+
+def _close_others(found: Connection | None, attempt: Future[Connection]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None and (other := attempt.result()) is not found:
+        other.close()
 
 
 def _most_telling(errors: Mapping[Address, UnreachableError], named: Iterable[Address]) -> UnreachableError:

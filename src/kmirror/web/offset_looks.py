@@ -1,5 +1,8 @@
 """Looks at both clusters of mirrors that no engine reports, while someone asks: by a thread, and not often.
 
+They go on between requests for as long as someone may ask again, so that an answer need not wait for them, nor for a
+source that does not answer, and still shows a lag of now or none.
+
 A mirror whose engine reports is looked at now and then: what only the clusters know, such as where the logs of stopped
 topics end, changes seldom. How often depends on what a look costs, so that it never takes much of a core.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,12 +26,14 @@ from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.web.stored_mirror import OffsetLook
 
+#: For how long after a request what was asked for is read.
+WANTED_SECONDS = 60.0
 #: The least time between two looks at a mirror that no engine reports, and at others.
 _PAUSE_SECONDS, _LONG_PAUSE_SECONDS = 5.0, 60.0
-#: Looks take at most this part of a core.
-_SHARE = 0.01
-#: A look this old says nothing more, or one that is twice as old as the time between two looks.
-_OLD_SECONDS = 30.0
+#: Looks take at most this part of a core; but a lag that no engine reports is looked at this often, or it is unknown.
+_SHARE, _MOST_PAUSE_SECONDS = 0.01, 15.0
+#: A look this old says nothing more, or one that is twice as old as the time between two looks at such a mirror.
+_OLD_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class OffsetLooks:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._taken: dict[str, _Taken] = {}
+        #: By mirror that someone asked for: if no engine reports it, and when that was.
+        self._asked: dict[str, tuple[bool, float]] = {}
         self._not_before = 0.0
         self._destination: Destination | None = None
         self._prober: Prober | None = None
@@ -58,30 +65,30 @@ class OffsetLooks:
     def last(self, mirror: str) -> OffsetLook | None:
         """Return the last look at a mirror, unless it is old."""
         found = self._taken.get(mirror)
-        if found is None or now() - found.at > max(_OLD_SECONDS, 2 * (found.late - found.at)):
+        if found is None or now() - found.at > max(_OLD_SECONDS, 2 * (self._next_at(mirror, found) - found.at)):
             return None
         return found.look
 
-    def ask(self, state: State, mirrors: Mapping[str, bool]) -> threading.Thread | None:
-        """Begin a look at those of these mirrors for which it is time; return the thread that looks, if one does.
+    def ask(self, state: State, mirrors: Mapping[str, bool] | None = None) -> threading.Thread | None:
+        """Begin a look at those mirrors for which it is time; return the thread that looks, if one does.
 
-        A mirror is true if no engine reports all that it must copy.
+        Only those count that are asked for, now or lately. A mirror is true if no engine reports all that it must copy.
         """
+        at, names = now(), {record.name for record in state.mirrors}
         with self._lock:
-            if self._thread is None and not self._closed and now() >= self._not_before:
-                due = [name for name, is_unreported in mirrors.items() if self._is_due(name, is_unreported)]
+            self._asked.update({name: (is_unreported, at) for name, is_unreported in (mirrors or {}).items()})
+            for kept in (self._asked, self._taken):
+                for name in kept.keys() - names:
+                    del kept[name]
+            if self._thread is None and not self._closed and at >= self._not_before:
+                wanted = [name for name, (_, asked_at) in self._asked.items() if at - asked_at <= WANTED_SECONDS]
+                due = [name for name in wanted if self._is_due(name)]
                 if due:
                     self._thread = threading.Thread(
                         target=self._look, args=(state, due), name="kmirror-offsets", daemon=True
                     )
                     self._thread.start()
             return self._thread
-
-    def forget(self, mirrors: Iterable[str]) -> None:
-        """Keep no look at others than these mirrors."""
-        with self._lock:
-            for name in self._taken.keys() - set(mirrors):
-                del self._taken[name]
 
     def close(self) -> None:
         """Close the connections; a look in progress closes them when it ends."""
@@ -90,9 +97,13 @@ class OffsetLooks:
             if self._thread is None:
                 self._disconnect()
 
-    def _is_due(self, mirror: str, is_unreported: bool) -> bool:
+    def _is_due(self, mirror: str) -> bool:
         found = self._taken.get(mirror)
-        return found is None or now() >= (found.soon if is_unreported else found.late)
+        return found is None or now() >= self._next_at(mirror, found)
+
+    def _next_at(self, mirror: str, found: _Taken) -> float:
+        is_unreported, _ = self._asked.get(mirror, (True, 0.0))
+        return found.soon if is_unreported else found.late
 
     def _look(self, state: State, mirrors: list[str]) -> None:
         at, as_of_ms, used = now(), now_ms(), time.process_time()
@@ -114,9 +125,8 @@ class OffsetLooks:
             for name, (_, owned) in looked.mirrors.items():
                 owned_topics = {topic.topic: topic for topic in owned}
                 look = OffsetLook(looked.destination, looked.sources.get(name), owned_topics, opened.get(name, {}))
-                self._taken[name] = _Taken(
-                    look, at, at + max(_PAUSE_SECONDS, pause), at + max(_LONG_PAUSE_SECONDS, pause)
-                )
+                soon = min(max(_PAUSE_SECONDS, pause), _MOST_PAUSE_SECONDS)
+                self._taken[name] = _Taken(look, at, at + soon, at + max(_LONG_PAUSE_SECONDS, pause))
             self.as_of_ms = as_of_ms
         except (KmirrorError, OutcomeUnknown):
             # who reads the cluster's state says why it does not answer

@@ -12,7 +12,7 @@ from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import MirrorRecord
 from kmirror.web.recent import Events
 from kmirror.web.served import WATCHING, ClusterStatus, ServedStatus
-from kmirror.web.watched_cluster import TURN_SECONDS, WatchedCluster
+from kmirror.web.watched_cluster import WatchedCluster
 from kmirror.words import at_time
 
 #: A client that asks more often gets the same answer again: making one takes work.
@@ -49,11 +49,11 @@ class WatchService:
     @property
     def stuck(self) -> str | None:
         """Why the service counts as stuck; None while all its threads turn."""
-        oldest = min(self._clusters, key=lambda cluster: cluster.turned_at)
-        if now() - oldest.turned_at <= TURN_SECONDS:
-            return None
-        last = at_time(epoch_ms(oldest.turned_at))
-        return f"the thread that reads cluster {oldest.name} is stuck: it last began at {last}"
+        for cluster in self._clusters:
+            if cluster.is_stuck:
+                last = at_time(epoch_ms(cluster.turned_at))
+                return f"the thread that reads cluster {cluster.name} is stuck: it last began at {last}"
+        return None
 
     @property
     def alive(self) -> str:

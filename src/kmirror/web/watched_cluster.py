@@ -20,7 +20,7 @@ from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.waiting import Deadline
 from kmirror.web.mirror_cache import LONGEST_PAUSE_SECONDS, SHARE, MirrorCache
-from kmirror.web.offset_looks import OffsetLooks
+from kmirror.web.offset_looks import WANTED_SECONDS, OffsetLooks
 from kmirror.web.recent import Events, RecentEvents
 from kmirror.web.served import FRESH_MS, ClusterStatus, ServedMirror
 from kmirror.words import one_line
@@ -33,10 +33,10 @@ Doubted = Callable[[str, str], None]
 _READ_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
-#: How long one turn of the thread may take, at most: it opens connections, and reads.
-TURN_SECONDS = 60.0
-#: For how long after a request what lanes report is read: it costs more than all else.
-_WANTED_SECONDS = 60.0
+#: How long one turn of the thread may take, at most: it opens connections, and reads. Longer while the cluster cannot
+#: be read: what it logs in with may be dark too, and not all of that has a time limit. A restart would read it no
+#: sooner, and take away what is known of the others.
+_TURN_SECONDS, _DARK_TURN_SECONDS = 60.0, 600.0
 
 _logger = logging.getLogger(__name__)
 
@@ -82,8 +82,9 @@ class WatchedCluster:
         self._destination: Destination | None = None
         self._looks = OffsetLooks(self._open)
         self._cache = MirrorCache(name)
-        #: When someone last asked for what lanes report; set when it has been read since; set to read at once.
-        self._asked_at = -_WANTED_SECONDS
+        #: When someone last asked for what lanes report: it costs more than all else; set when it has been read since;
+        #: set to read at once.
+        self._asked_at = -WANTED_SECONDS
         self._with_reports = threading.Event()
         #: Reports are not read again before this.
         self._reports_not_before = 0.0
@@ -118,6 +119,12 @@ class WatchedCluster:
             self._looks.as_of_ms,
         )
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its thread has not turned for too long."""
+        is_read = self._read is not None and self._error is None
+        return now() - self.turned_at > (_TURN_SECONDS if is_read else _DARK_TURN_SECONDS)
+
     def events(self) -> Events:
         """Return its recent events."""
         return self._recent.last()
@@ -141,10 +148,10 @@ class WatchedCluster:
             return found
         unreported = {one.name: not one.is_reported for one in found}
         looking = self._looks.ask(read.state, unreported)
-        self._looks.forget(one.name for one in read.state.mirrors)
-        if looking is None or all(self._looks.last(name) for name, is_so in unreported.items() if is_so):
+        if all(self._looks.last(name) for name, is_so in unreported.items() if is_so):
             return found
-        looking.join(max(0.0, until - now()))
+        if looking is not None:
+            looking.join(max(0.0, until - now()))
         return self._mirrors(is_exact, mirror)
 
     def want_reports(self) -> None:
@@ -156,7 +163,7 @@ class WatchedCluster:
 
     @property
     def _are_reports_wanted(self) -> bool:
-        return now() - self._asked_at <= _WANTED_SECONDS
+        return now() - self._asked_at <= WANTED_SECONDS
 
     def _mirrors(self, is_exact: Callable[[MirrorRecord], bool], mirror: str | None) -> tuple[ServedMirror, ...]:
         read = self._read
@@ -205,6 +212,7 @@ class WatchedCluster:
             # a transaction stays open, or the leader may be none any more: what was committed since is not known
             state, doubt = destination.store.read(_TIMEOUT_SECONDS), error.message
         self._read, self._error = _Read(state, time_ms, sent_at), None
+        self._looks.ask(state)
         if wants_reports:
             pause = (time.thread_time() - used) / SHARE
             self._reports_not_before = sent_at + min(LONGEST_PAUSE_SECONDS, pause)

@@ -1,0 +1,78 @@
+"""Connect a socket to a host within a time, which the lookup of its name and all its addresses share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.socket_buffers import set_buffers
+
+#: Any address has so many seconds, however many share the time.
+LEAST_SECONDS = 0.1
+
+
+class _Lookups:
+    """The names that are being looked up. The system's resolver has no time limit, so each has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, int], Future[list[Any]]] = {}
+
+    def addresses(self, host: str, port: int, timeout: float) -> list[Any]:
+        """Return what `getaddrinfo` finds. Raises OSError, also if it finds nothing in time; it is not asked twice."""
+        with self._lock:
+            answer = self._running.get((host, port))
+            if answer is None:
+                answer = Future()
+                threading.Thread(
+                    target=self._look_up, args=(host, port, answer), name="kmirror-lookup", daemon=True
+                ).start()
+                self._running[host, port] = answer
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            raise OSError(f"its name did not resolve within {timeout:.1f} s") from None
+
+    def _look_up(self, host: str, port: int, answer: Future[list[Any]]) -> None:
+        try:
+            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:
+            answer.set_exception(error)
+        with self._lock:
+            del self._running[host, port]
+
+
+_LOOKUPS = _Lookups()
+
+
+def connected(host: str, port: int, config: ClientConfig, timeout: float) -> socket.socket:
+    """Return a socket that is connected to one of a host's addresses.
+
+    Raises:
+        OSError: none of them answers within `timeout` seconds, or there is none.
+        ValueError: it is not a valid host name.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = _LOOKUPS.addresses(host, port, timeout)
+    failed: OSError | None = None
+    for tried, (family, kind, protocol, _, address) in enumerate(found):
+        try:
+            with ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, protocol))
+                sock.settimeout(max(LEAST_SECONDS, (deadline - time.monotonic()) / (len(found) - tried)))
+                set_buffers(sock, config)
+                sock.connect(address)
+                sock.settimeout(timeout)
+                stack.pop_all()
+                return sock
+        except OSError as error:
+            failed = error
+    raise failed or OSError("it has no address")
