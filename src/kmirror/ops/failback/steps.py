@@ -120,8 +120,9 @@ class Topic:
         """Report which archive has its records."""
         work = self.work
         if work.archive is not None:
+            is_new = work.topic not in self.run.archives
             self.run.archives[work.topic] = {"archive": work.archive, "records": work.records}
-            if work.kept_ms is not None:
+            if is_new and work.kept_ms is not None:
                 self.run.warnings.append(
                     f"{work.archive} keeps records only for {format_duration(work.kept_ms)} after they were archived:"
                     " the cluster's topic policy allows no endless retention"
