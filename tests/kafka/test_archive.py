@@ -7,6 +7,7 @@ log dump.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +31,11 @@ from kmirror.cluster.protocol.filler import FILLER_KEY, filler_batch
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Threads
 from kmirror.engine.clock import now_ms
+from kmirror.errors import RefusedError
+from kmirror.state.archive_proofs import Proof
 from kmirror.work import WorkView
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
@@ -60,6 +63,7 @@ from tests.support.saved_topics import (
     stop_after,
 )
 from tests.support.shared_clusters import FORGETFUL, ForgetfulCluster
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 
 __all__ = ["cluster", "quick_to_believe", "short_memory", "small_batches"]
@@ -171,6 +175,23 @@ def test_a_record_of_ten_megabytes(cluster: SandboxCluster) -> None:
     archive = make_archive(cluster, topic)
     save(cluster, topic, archive, [(0, 2)])
     assert_saved(cluster, topic, archive, [(0, 2)])
+
+
+def test_an_archive_that_takes_small_batches_only(cluster: SandboxCluster) -> None:
+    topic = make_topic(cluster, 60, old=10)
+    archive = make_archive(cluster, topic)
+    set_topic(cluster, archive, {"max.message.bytes": "2000"})
+    assert save(cluster, topic, archive, [(0, 60)]).records == 60
+    assert_saved(cluster, topic, archive, [(0, 60)])
+    write(cluster, topic, [VisibleRecord(60, now_ms(), b"k", b"v"), VisibleRecord(61, now_ms(), b"k", b"v" * 1950)])
+    too_large = r"at most 2,000 bytes, .* the record at offset 61 alone takes 2,"
+    with pytest.raises(RefusedError, match=too_large) as refused:
+        save(cluster, topic, archive, [(0, 62)])
+    size = re.search(r"max\.message\.bytes=(\d+) or more", refused.value.hint or "")
+    assert size is not None
+    set_topic(cluster, archive, {"max.message.bytes": size[1]})
+    save(cluster, topic, archive, [(0, 62)])
+    assert_saved(cluster, topic, archive, [(0, 62)])
 
 
 def test_a_log_that_shows_nothing_has_an_empty_archive(cluster: SandboxCluster) -> None:

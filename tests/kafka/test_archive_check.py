@@ -11,12 +11,13 @@ import pytest
 from kmirror.errors import RefusedError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import check, make_archive, save
+from tests.support.clusters import unique_topic
 from tests.support.oracle import librdkafka_records
 from tests.support.producers import whole_batches
-from tests.support.real_logs import delete_records, write
+from tests.support.real_logs import CompactedTopic, delete_records, write
 from tests.support.saved_topics import assert_saved, cluster, make_topic, quick_to_believe, short_memory
 from tests.support.transactions import OpenTransaction
-from tests.support.visible import bounds_of
+from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
 __all__ = ["cluster", "quick_to_believe", "short_memory"]
@@ -161,6 +162,30 @@ def test_a_log_that_loses_records_after_they_were_saved(cluster: SandboxCluster)
     save(cluster, topic, archive, [(0, 3), (4, 20)])
     found = check(cluster, topic, archive, [(0, 3), (4, 20)])
     assert (found.equal, found.records, found.only_archived) == (True, 14, 5)
+
+
+def test_a_cleaner_that_removes_records_after_they_were_saved(busy_cluster: SandboxCluster) -> None:
+    compacted = CompactedTopic(busy_cluster, unique_topic("compacted"), {})
+    compacted.write_and_clean()
+    topic, cluster = compacted.topic, busy_cluster
+    archive, end = make_archive(cluster, topic), bounds_of(cluster, topic).end
+    saved = save(cluster, topic, archive, [(0, end)]).records
+    for _ in range(2):
+        compacted.write_round()
+    compacted.wait_until_cleaned(compacted.write_round())
+    compacted.freeze()
+    left = sum(record.offset < end for record in shown(cluster, topic))
+    assert left < saved
+    found = check(cluster, topic, archive, [(0, end)])
+    assert (found.equal, found.records, found.only_archived) == (True, left, saved - left)
+    # what an archive lacks, or has twice, is found nevertheless
+    copies = [(one.timestamp, one.key, one.value, list(one.headers)) for one in shown(cluster, archive)]
+    present = {record.offset for record in shown(cluster, topic)}
+    index = next(i for i, (*_, headers) in enumerate(copies) if int(dict(headers)["kmirror.offset"] or b"") in present)
+    for wrong in ([*copies[:index], *copies[index + 1 :]], [*copies[:1], *copies]):
+        found = check(cluster, topic, archive_with(cluster, topic, wrong), [(0, end)])
+        assert not found.equal
+        assert str(found).startswith("at offset ")
 
 
 @pytest.mark.parametrize("damage", [doubled, swapped])

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.protocol.batch_records import Record
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.errors import ExitCode
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.plan import Strategy
@@ -64,6 +68,21 @@ def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
     trip.copy_to_a()
     trip.assert_same(topic)
     assert bounds_of(trip.a, topic) == (6, 7)
+
+
+def test_a_cut_is_at_the_start_of_a_batch_also_where_the_new_primary_ends_within_it(trip: Trip, tmp_path: Path) -> None:
+    topic, plan = unique_topic(), tmp_path / "plan.json"
+    for cluster in (trip.a, trip.b):
+        make_old_topic(cluster, topic)
+    produce_batches(trip.a, topic, [f"v-{n}" for n in range(100)])
+    held = shown(trip.a, topic)
+    with OffsetAppender(trip.at_b.client, TopicPartition(topic, 0), producer_id=FIRST_OWN_PRODUCER_ID) as out:
+        out.append([Record(one.offset, one.timestamp, one.key, one.value, one.headers) for one in held[:50]])
+    assert delete(trip.at_b, trip.mirror).exit_code == 0
+    done = trip.back(topic, strategy=Strategy.OFFLINE, plan=str(plan))
+    assert done.result.exit_code == 0, done.result
+    assert [(one.cut_offset, one.expected_log_end) for one in read_plan(plan).partitions] == [(0, 100)]
+    assert_holds(trip.a, f"{topic}.kmirror-archive.1", held[50:])
 
 
 @pytest.mark.long

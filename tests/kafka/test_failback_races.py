@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.groups import commit, committed
 from tests.support.mirrors import produce, properties_of
-from tests.support.round_trip import Trip, archives_of, cut, make_old_topic
+from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, trim
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
@@ -85,6 +86,48 @@ def test_the_new_primarys_topic_is_gone_after_the_archive(trip: Trip, how: str) 
     done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, lose))
     assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
     assert shown(trip.a, topic) == held
+
+
+def lose_archive(cluster: SandboxCluster, archive: str, how: str) -> None:
+    if how == "deleted":
+        delete(cluster, archive)
+    else:
+        trim(cluster, archive, 1)
+
+
+@pytest.mark.parametrize(("how", "next_number"), [("deleted", 1), ("trimmed", 2)])
+def test_the_archive_loses_records_before_the_topic_is_deleted(trip: Trip, how: str, next_number: int) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    held = shown(trip.a, topic)
+    lose = partial(lose_archive, trip.a, f"{topic}.kmirror-archive.1", how)
+    done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, lose))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+    assert "kmirror-archive.1 was deleted since it was proved" in str(done.result.results[0].message)
+    assert shown(trip.a, topic) == held
+    again = trip.back(strategy=Strategy.RECREATE)
+    assert again.result.exit_code == 0, again.result
+    assert archives_of(again)[topic] == {"archive": f"{topic}.kmirror-archive.{next_number}", "records": 1}
+    assert_holds(trip.a, f"{topic}.kmirror-archive.{next_number}", held[3:])
+
+
+def test_a_cut_is_planned_only_with_an_archive_that_is_still_there(trip: Trip, tmp_path: Path) -> None:
+    topic, plan = unique_topic(), tmp_path / "plan.json"
+    trip.go(topic)
+    produce(trip.a, topic, ["lost-1", "lost-2"])
+    held = shown(trip.a, topic)[3:]
+    lose = partial(lose_archive, trip.a, f"{topic}.kmirror-archive.1", "trimmed")
+    how = {"strategy": Strategy.OFFLINE, "plan": str(plan)}
+    assert trip.back(checkpoint=once_after(SAVED, lose), **how).result.exit_code == ExitCode.PARTLY_DONE
+    assert not plan.exists()
+    for number, then in ((2, lose_archive), (3, None)):
+        planned = trip.back(**how)
+        assert planned.result.exit_code == 0, planned.result
+        assert_holds(trip.a, archive := f"{topic}.kmirror-archive.{number}", held)
+        assert archives_of(planned)[topic] == {"archive": archive, "records": 2}
+        if then is not None:
+            then(trip.a, archive, "trimmed")
 
 
 @pytest.mark.long

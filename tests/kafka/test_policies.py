@@ -6,6 +6,7 @@ No broker has such a policy of its own: the tests give one to it (tests/apps/jav
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -24,10 +25,13 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.probe.guarantees import Verdict
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.event_sentences import sentence
+from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
@@ -41,12 +45,14 @@ from kmirror.words import at_time
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import QUICK_JAVA_OPTIONS, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
+from tests.support.log_batches import VisibleRecord
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.policies import LARGEST_BATCH, LONGEST_RETENTION_MS, POLICY, policy_option
 from tests.support.producers import whole_batches
-from tests.support.round_trip import Trip, make_old_topic
+from tests.support.round_trip import Trip, archives_of, make_old_topic
 from tests.support.side_jobs import run_once
 from tests.support.topics import alter_topic
+from tests.support.visible import shown
 from tests.support.waiting import wait_until
 
 BATCH, TIME = "max.message.bytes", "retention.ms"
@@ -257,6 +263,58 @@ def test_a_topic_is_rebuilt_and_archived_with_the_closest_settings(trip: Trip) -
     archive = record_of(trip, topic).archive
     assert archive is not None
     assert closest(trip.b, topic) == closest(trip.b, archive) == record_of(trip, topic).settled == CLOSEST
+
+
+@pytest.mark.slow
+def test_records_older_than_any_retention_stay_in_their_archive(trip: Trip) -> None:
+    """Only a compacted topic still has them: the archive must not delete them as soon as the topic is gone."""
+    topic = unique_topic()
+    make_old_topic(trip.a, topic, cleanup_policy="compact")
+    produce(trip.a, topic, [f"value-{n}" for n in range(5)])
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    with LocalEngine(trip.at_b, trip.mirror) as engine:
+        engine.catch_up()
+        held = shown(trip.b, topic)
+        delete_topic(trip.a, topic)
+        make_old_topic(trip.a, topic, cleanup_policy="compact")
+        wait_until(lambda: record_of(trip, topic).rebuilt_at_ms is not None)
+        rebuilt_ms = now_ms()
+    archive = record_of(trip, topic).archive
+    assert archive is not None
+    assert_kept(trip.b, archive, held, rebuilt_ms)
+    (archived,) = [one for one in events(trip.at_b, trip.mirror) if (one.what, one.result) == ("rebuild", "ARCHIVED")]
+    assert archived.details["retentionMs"] == LONGEST_RETENTION_MS
+    assert sentence(archived).endswith("which keeps them for 30d; the rebuild continues")
+
+
+def assert_kept(cluster: SandboxCluster, archive: str, held: list[VisibleRecord], since_ms: int) -> None:
+    """Check that an archive has these records with the time of their archiving, once brokers looked for old ones."""
+    time.sleep(2)
+    saved = shown(cluster, archive)
+    assert [(one.key, one.value) for one in saved] == [(one.key, one.value) for one in held]
+    assert all(abs(one.timestamp - since_ms) < 60_000 for one in saved)
+    assert [dict(one.headers)["kmirror.timestamp"] for one in saved] == [b"%d" % one.timestamp for one in held]
+    assert closest(cluster, archive) == CLOSEST
+
+
+def test_a_failback_says_how_long_the_archive_keeps_records(
+    source_cluster: SandboxCluster, guarded: SandboxCluster
+) -> None:
+    topic = unique_topic()
+    with Trip(guarded, source_cluster) as trip:
+        make_topic(guarded, topic, cleanup_policy="compact")
+        produce(guarded, topic, ["common"])
+        assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+        trip.copy_to_b()
+        assert failover(trip.at_b, trip.mirror).result.exit_code == 0
+        produce(guarded, topic, ["lost-1", "lost-2"])
+        held = shown(guarded, topic)[1:]
+        done = trip.back(strategy=Strategy.RECREATE)
+        assert done.result.exit_code == 0, done.result
+        archive = archives_of(done)[topic]["archive"]
+        (said,) = [one for one in done.result.warnings if archive in one]
+        assert said.startswith(f"{archive} keeps records only for 30d after they were archived")
+        assert_kept(guarded, archive, held, now_ms())
 
 
 def recent(cluster: SandboxCluster, topic: str, records: int) -> None:

@@ -37,6 +37,8 @@ from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.round_trip import trim
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
@@ -267,6 +269,40 @@ def test_what_was_written_after_the_archive_is_not_deleted(scene: Scene, monkeyp
         with suppress(KmirrorError):
             scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
+@pytest.mark.parametrize(("lost", "next_number"), [("whole", 1), ("a record", 2)])
+def test_what_the_archive_has_lost_since_is_archived_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, lost: str, next_number: int
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    if lost == "whole":
+        delete_topic(scene.pair.destination, scene.archive)
+    else:
+        trim(scene.pair.destination, scene.archive, 1)
+    with pytest.raises(KmirrorError, match=r"is not deleted: since it was archived in .*, this archive was deleted"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert shown(scene.pair.destination, scene.topic) == scene.old
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.{next_number}")
+
+
+def test_an_archive_that_may_delete_records_at_any_time_is_not_trusted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    wanted = {"cleanup.policy": "compact", "retention.ms": "86400000", "retention.bytes": "1"}
+    for key, value in wanted.items():
+        set_topic(scene.pair.destination, scene.archive, {key: value})
+        with pytest.raises(RefusedError, match=f"may delete records at any time: it has {key}={value}"):
+            scene.rebuilder.carry_out(scene.topic)
+        set_topic(scene.pair.destination, scene.archive, {key: "delete" if key == "cleanup.policy" else "-1"})
+    # no more than this is in it
+    set_topic(scene.pair.destination, scene.archive, {"retention.bytes": "10000000"})
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
 
 
 def test_what_was_written_while_the_rest_was_archived_is_archived_too(

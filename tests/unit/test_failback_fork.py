@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.archive.archiving import Proof
 from kmirror.engine.histories.fork import Fork
 from kmirror.ops.base.divergence import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.failback.progress import TopicStep, TopicWork
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.workflow_records import WorkflowRecord
 
 WORK = TopicWork(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from kmirror.errors import Reason
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.assignment import Assignment, Recovery
 from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
@@ -69,6 +70,7 @@ REBUILT = TopicRecord(
         99,
         {0: ((0, 5), (7, 9)), 1: ()},
         {"g": {0: 4}},
+        proved={0: Proof("YXJjaGl2ZQ", 0, 13, 7, 0)},
     ),
     rebuilt_at_ms=98,
     archive="users.kmirror-archive.1",
@@ -286,7 +288,8 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'{"added_at_ms":97,"archive":"users.kmirror-archive.1","deferred":{"retention.ms":"5"},"desired":"ACTIVE",'
         b'"destination_topic_id":"bWlycm9yLXRvcGljLWlkIQ","inherited":["retention.ms"],"origin":"CREATED",'
         b'"partitions":2,"pause_id":"p1","pending_operation":"rebuild","rebuild":{"archive":"users.kmirror-archive.2",'
-        b'"groups":{"g":{"0":4}},"ranges":{"0":[[0,5],[7,9]],"1":[]},"reason":"SOURCE_TOPIC_RECREATED",'
+        b'"groups":{"g":{"0":4}},"proved":{"0":["YXJjaGl2ZQ",0,13,7,0]},'
+        b'"ranges":{"0":[[0,5],[7,9]],"1":[]},"reason":"SOURCE_TOPIC_RECREATED",'
         b'"since_ms":99,"step":"REPLACE"},"rebuilt_at_ms":98,"settings":{"cleanup.policy":"compact"},'
         b'"source_topic":"users","source_topic_id":"c291cmNlLXRvcGljLWlkIQ","v":1}',
     ),

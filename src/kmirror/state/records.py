@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.assignment import Recovery
 from kmirror.state.engine_findings import JobFailure, Lacking, NotAdded
 
@@ -110,6 +111,7 @@ class Rebuild:
 
     `ranges` are the offsets to archive, by partition, end exclusive; None before they are known. `groups` are the
     offsets that consumer groups had committed, by partition. `trouble` is why the last attempt failed, if it did.
+    `proved` is what the archive was found to hold, by partition.
     """
 
     reason: Reason
@@ -119,6 +121,7 @@ class Rebuild:
     ranges: Mapping[int, tuple[tuple[int, int], ...]] | None = None
     groups: Mapping[str, Mapping[int, int]] | None = None
     trouble: str | None = None
+    proved: Mapping[int, Proof] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import CorruptBatchError, UnsupportedFormatError
@@ -34,12 +34,16 @@ class ArchiveDifference:
     offset: int | None
     what: str
 
+    def __str__(self) -> str:
+        return self.what if self.offset is None else f"at offset {self.offset}, {self.what}"
+
 
 @dataclass(frozen=True, slots=True)
 class ArchiveComparison:
     """The result of comparing an archive. `records` were compared; `records` + `only_archived` are in the archive.
 
-    `only_archived` counts records that the log has lost since they were archived: it now starts after them.
+    `only_archived` counts records that the log has lost since they were archived: it now starts after them, or the
+    topic was compacted.
     """
 
     records: int
@@ -52,6 +56,9 @@ class ArchiveComparison:
     def equal(self) -> bool:
         """True if the archive has every record, and nothing else."""
         return self.first_difference is None
+
+    def __str__(self) -> str:
+        return str(self.first_difference or "all records are equal")
 
 
 def verify_archive_partition(
@@ -76,8 +83,8 @@ def verify_archive_partition(
     with ThreadPoolExecutor(2, "read-ahead") as executor:
         if archived is None:
             archived = offset_of(reading_archive, archive, EARLIEST), offset_of(reading_archive, archive, LATEST)
-        found = _ArchiveWalk(_records_of_archive(reading_archive, archive, *archived, executor), progress)
-        return found.run(reading, partition, checked_ranges(ranges), executor)
+        saved = _records_of_archive(reading_archive, archive, *archived, executor)
+        return _ArchiveWalk(saved, checked_ranges(ranges), progress).run(reading, partition, executor)
 
 
 class _DamagedArchiveError(Exception):
@@ -91,18 +98,26 @@ def _records_of_archive(
     try:
         for batch in log.batches():
             # a batch may begin before the range, and end after it
-            yield from (record for record in batch.records() if start <= record.offset < end)
+            records = (record for record in batch.records() if start <= record.offset < end)
+            yield from map(_with_own_time, records) if batch.header.is_log_append_time else records
     except (CorruptBatchError, UnsupportedFormatError) as error:
         raise _DamagedArchiveError(str(error)) from None
     if log.ended_at is not None and log.ended_at < end:
         raise UnreachableError(f"{archive} cannot be read up to its end {end}", "are all its replicas in sync?")
 
 
+def _with_own_time(archived: Record) -> Record:
+    """Return an archived record with its original timestamp, which the broker has replaced."""
+    found = origin_of(archived)
+    return archived if found is None else replace(archived, timestamp=found[0].timestamp)
+
+
 class _ArchiveWalk:
     """One comparison of a log with its archive."""
 
-    def __init__(self, archived: Iterator[Record], progress: Add) -> None:
+    def __init__(self, archived: Iterator[Record], ranges: Sequence[Range], progress: Add) -> None:
         self._archived = archived
+        self._ranges = ranges
         self._progress = progress
         self._records = 0
         self._only_archived = 0
@@ -110,22 +125,20 @@ class _ArchiveWalk:
         self._last: int | None = None
         #: Offsets that the log has lost.
         self._lost: list[Range] = []
+        #: The part of the log that is read.
+        self._log: VisibleLog | None = None
 
-    def run(
-        self, client: ClusterClient, partition: TopicPartition, ranges: Sequence[Range], executor: Executor
-    ) -> ArchiveComparison:
+    def run(self, client: ClusterClient, partition: TopicPartition, executor: Executor) -> ArchiveComparison:
         try:
-            difference = self._walk(client, partition, ranges, executor)
+            difference = self._walk(client, partition, executor)
         except _DamagedArchiveError as error:
             difference = ArchiveDifference(None, f"the archive cannot be read: {error}")
         return ArchiveComparison(self._records, self._only_archived, self._first, self._last, difference)
 
-    def _walk(
-        self, client: ClusterClient, partition: TopicPartition, ranges: Sequence[Range], executor: Executor
-    ) -> ArchiveDifference | None:
-        for low, high in ranges:
+    def _walk(self, client: ClusterClient, partition: TopicPartition, executor: Executor) -> ArchiveDifference | None:
+        for low, high in self._ranges:
             reached = low
-            log = VisibleLog(client, partition, low, high, executor)
+            self._log = log = VisibleLog(client, partition, low, high, executor)
             for batch in log.batches():
                 self._note_lost(low, log.floor)
                 for record in () if is_only_filler(batch) else batch.records():
@@ -153,24 +166,30 @@ class _ArchiveWalk:
         if low < floor and (low, floor) not in self._lost:
             self._lost.append((low, floor))
 
-    def _next_archived(self) -> Record | None:
-        """Return the next record of the archive that the log still has."""
+    def _next_archived(self, before: int | None = None) -> Record | None:
+        """Return the next record of the archive that the log still has; its next one is at offset `before`."""
         for archived in self._archived:
             origin = origin_of(archived)
             offset = origin[0].offset if origin else -1
             in_order = self._last is None or offset > self._last
-            if not in_order or not any(low <= offset < floor for low, floor in self._lost):
+            is_lost = any(low <= offset < floor for low, floor in self._lost)
+            if not in_order or not (is_lost or self._is_compacted_away(archived, offset, before)):
                 return archived
             self._only_archived += 1
             self._note(offset)
         return None
+
+    def _is_compacted_away(self, archived: Record, offset: int, before: int | None) -> bool:
+        """Return True if the log has lost this record to its cleaner, which removes only records with a key."""
+        is_in_range = any(low <= offset < high for low, high in self._ranges) and (before is None or offset < before)
+        return archived.key is not None and is_in_range and self._log is not None and self._log.is_compacted()
 
     def _note(self, offset: int) -> None:
         self._first = offset if self._first is None else self._first
         self._last = offset
 
     def _compare(self, record: Record, leader_epoch: int) -> ArchiveDifference | None:
-        archived = self._next_archived()
+        archived = self._next_archived(record.offset)
         if archived is None:
             return ArchiveDifference(record.offset, "it is not in the archive, which ends before it")
         where = f"at offset {archived.offset} of the archive"

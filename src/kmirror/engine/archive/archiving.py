@@ -18,12 +18,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.connection import SETTLE_S
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes
@@ -34,6 +34,7 @@ from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_s
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.logs import offset_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
+from kmirror.state.archive_proofs import Proof
 from kmirror.work import Add, Meter, Watch, unwatched
 
 _TRIES = 3
@@ -76,28 +77,16 @@ class PartitionOutcome:
         return self.trouble is None and self.comparison is not None and self.comparison.equal
 
 
-class Proof(NamedTuple):
-    """Proof for one partition: the archive with this id and these offsets holds everything it must.
-
-    No other client writes to an archive, so an archive with the same id and offsets is unchanged.
-    """
-
-    archive_id: str
-    start: int
-    end: int
-    records: int
-    only_archived: int
-
-
 #: Called with the proofs so far, by partition.
 OnProved = Callable[[Mapping[int, Proof]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """The outcomes of all partitions of one spec."""
+    """The outcomes of all partitions of one spec, and the proofs of those that are saved."""
 
     outcomes: tuple[PartitionOutcome, ...]
+    proofs: Mapping[int, Proof] = field(default_factory=dict)
 
     @property
     def saved(self) -> bool:
@@ -176,7 +165,8 @@ def archive_topic(
     """
     whole, named = spec, name or spec.topic
     with ClusterClient(client_config(spec.properties)) as client:
-        proofs = _still_valid(client, spec, proved or {})
+        known = {one.partition: proved[one.partition] for one in spec.partitions if proved and one.partition in proved}
+        proofs = still_valid(client, spec.archive, known)
         spec = replace(spec, partitions=tuple(one for one in spec.partitions if one.partition not in proofs))
         offsets, outcomes = offsets_of(spec), {p: _outcome_of(p, proof) for p, proof in proofs.items()}
         with Meter(watch, f"archiving {named}", "offset", offsets) as meter:
@@ -206,7 +196,7 @@ def archive_topic(
                         start, end = pieces[0].archived[0], pieces[-1].archived[1]
                         proofs[number] = Proof(archive_id, start, end, one.records, one.only_archived)
                         on_proved(proofs)
-    return ArchiveResult(tuple(outcomes[one.partition] for one in whole.partitions))
+    return ArchiveResult(tuple(outcomes[one.partition] for one in whole.partitions), proofs)
 
 
 def _outcome_of(partition: int, proof: Proof) -> PartitionOutcome:
@@ -214,20 +204,28 @@ def _outcome_of(partition: int, proof: Proof) -> PartitionOutcome:
     return PartitionOutcome(partition, None, comparison)
 
 
-def _still_valid(client: ClusterClient, spec: ArchiveSpec, proved: Mapping[int, Proof]) -> dict[int, Proof]:
-    """Return the proofs whose archives are unchanged."""
-    known = {one.partition: proved[one.partition] for one in spec.partitions if one.partition in proved}
-    if not known:
+def still_valid(client: ClusterClient, archive: str, proved: Mapping[int, Proof]) -> dict[int, Proof]:
+    """Return the proofs whose partition of the archive is unchanged.
+
+    Raises:
+        UnreachableError, BrokerError: that is unknown at the moment.
+    """
+    if not proved:
         return {}
-    archive_id = _id_of(client, spec.archive)
-    partitions = {p: TopicPartition(spec.archive, p) for p in known}
+    found = client.metadata([archive]).topics[archive]
+    if found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return {}
+    require(found.error_code, f"looking up archive {archive}")
+    known = {p: proof for p, proof in proved.items() if proof.archive_id == found.printed_topic_id}
+    partitions = {p: TopicPartition(archive, p) for p in known}
     starts = client.list_offsets(dict.fromkeys(partitions.values(), EARLIEST))
     ends = client.list_offsets(dict.fromkeys(partitions.values(), LATEST), log_end=True)
+    for partition in partitions.values():
+        require(starts[partition].error_code or ends[partition].error_code, f"looking up the offsets of {partition}")
     return {
         p: proof
         for p, proof in known.items()
-        if (proof.archive_id, proof.start, proof.end)
-        == (archive_id, starts[partitions[p]].offset, ends[partitions[p]].offset)
+        if (proof.start, proof.end) == (starts[partitions[p]].offset, ends[partitions[p]].offset)
     }
 
 

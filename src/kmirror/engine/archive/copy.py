@@ -23,13 +23,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.append import OffsetAppender
+from kmirror.cluster.append import OffsetAppender, StampedAppender
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.producers import producer_expiration_ms
 from kmirror.cluster.protocol.batch import COMPRESSION_MASK, COMPRESSION_TYPES, BatchHeader, CorruptBatchError, crc_of
 from kmirror.cluster.protocol.batch_records import Record, make_batch, read_records
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import (
     Origin,
     Range,
@@ -45,7 +46,7 @@ from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
 from kmirror.errors import HistoriesDifferError, Reason, RefusedError
 from kmirror.work import Add, unwatched
 
-#: The size of a batch of the archive, unless a single record is larger.
+#: The size of a batch of the archive, unless a single record is larger or the archive takes less.
 _BATCH_BYTES = 1 << 20
 #: The bytes of a record in addition to its key, value and headers, including the three added headers.
 _RECORD_OVERHEAD = 100
@@ -54,6 +55,7 @@ _LOOK_BACK = 16
 _TRIES = 20
 _PAUSE_S = 0.05
 _OLD_CODEC_POSITION = 17
+_LARGEST = "max.message.bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def archive_partition(
     copied offsets.
 
     Raises:
-        RefusedError: the archive has other records; the log does not show all of the ranges; FENCED: another copy
-            has begun to write to the same archive.
+        RefusedError: the archive has other records, or takes no batch with one of these; the log does not show all of
+            the ranges; FENCED: another copy has begun to write to the same archive.
         HistoriesDifferError: another client writes to the archive.
         CorruptBatchError, UnsupportedFormatError: a batch of the partition cannot be read.
         BrokerError: the cluster refuses.
@@ -109,7 +111,7 @@ def archive_partition(
                 f"archive {archive} ends with the record of offset {resumed_after}, which is not among these ranges",
                 "use another archive",
             )
-        writer = _Writer(out, expiration_ms if guarded else None, progress)
+        writer = _Writer(out, expiration_ms if guarded else None, progress, archive, _largest_batch(writing, archive))
         executor = stack.enter_context(ThreadPoolExecutor(1, "read-ahead"))
         for low, high in _remaining(wanted, resumed_after):
             writer.begin(low)
@@ -131,7 +133,7 @@ def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition
     """
     for attempt in range(_TRIES):
         seen = _end_of(client, archive)
-        out = stack.enter_context(OffsetAppender(client, archive, producer_id=archive_producer_id(archive)))
+        out = stack.enter_context(StampedAppender(client, archive, producer_id=archive_producer_id(archive)))
         try:
             out.take_over(above=seen.producer_epoch)
         except RefusedError as error:
@@ -150,6 +152,13 @@ def _expiration_ms(client: ClusterClient) -> int:
     nodes = list(client.metadata([]).brokers)
     expirations = producer_expiration_ms(client, nodes)
     return min((expirations.get(node, 0) for node in nodes), default=0)
+
+
+def _largest_batch(client: ClusterClient, archive: TopicPartition) -> int:
+    """Return the bytes of the largest batch that an archive takes, as far as is known."""
+    found = topic_settings(client, [archive.topic], [_LARGEST])[archive.topic]
+    value = None if isinstance(found, int) or _LARGEST not in found else found[_LARGEST].value
+    return int(value) if value else 2**31 - 1
 
 
 def _remaining(ranges: Sequence[Range], resumed_after: int | None) -> Iterator[Range]:
@@ -242,7 +251,16 @@ def _last_original_offset(archive: TopicPartition, section: memoryview, header: 
 class _Writer:
     """Group records into batches, and append them."""
 
-    def __init__(self, out: OffsetAppender, expiration_ms: int | None, progress: Add) -> None:
+    def __init__(
+        self,
+        out: OffsetAppender,
+        expiration_ms: int | None,
+        progress: Add,
+        archive: TopicPartition,
+        largest_batch: int,
+    ) -> None:
+        self._archive = archive
+        self._largest_batch = largest_batch
         self.records = 0
         self.size_in_bytes = 0
         self._out = out
@@ -268,7 +286,8 @@ class _Writer:
             raise HistoriesDifferError(message, "its offsets should increase", Reason.CORRUPT_BATCH)
         size = _RECORD_OVERHEAD + len(record.key or b"") + len(record.value or b"")
         size += sum(len(name) + len(value or b"") for name, value in record.headers)
-        if self._pending and (codec != self._codec or self._pending_bytes + size > _BATCH_BYTES):
+        most = min(_BATCH_BYTES, self._largest_batch)
+        if self._pending and (codec != self._codec or self._pending_bytes + size > most):
             self.flush()
         headers = record.headers + origin_headers(Origin(record.offset, leader_epoch, record.timestamp))
         self._pending.append(Record(0, record.timestamp, record.key, record.value, headers))
@@ -280,22 +299,39 @@ class _Writer:
         """Append the pending records."""
         if not self._pending:
             return
-        base = self._out.log_end_offset
-        batch = make_batch(
-            (Record(base + index, *_rest(record)) for index, record in enumerate(self._pending)),
-            compression_type=self._codec,
-        )
-        self._out.append(batch)
-        self.records += len(self._pending)
-        self.size_in_bytes += len(batch)
-        if self._expiration_ms is not None:
-            latest_ms = max(record.timestamp for record in self._pending)
-            if latest_ms < time.time_ns() // 1_000_000 - self._expiration_ms // 2:
-                self._out.renew()
+        self._append(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
         self._progress(self._next_offset - self._reported)
         self._reported = self._next_offset
+
+    def _append(self, records: Sequence[Record]) -> None:
+        base = self._out.log_end_offset
+        batch = make_batch(
+            (Record(base + index, *_rest(record)) for index, record in enumerate(records)),
+            compression_type=self._codec,
+        )
+        if len(batch) > self._largest_batch:
+            self._require_several(records, len(batch))
+            half = len(records) // 2
+            for some in (records[:half], records[half:]):
+                self._append(some)
+            return
+        self._out.append(batch)
+        self.records += len(records)
+        self.size_in_bytes += len(batch)
+        if self._expiration_ms is not None:
+            latest_ms = max(record.timestamp for record in records)
+            if latest_ms < time.time_ns() // 1_000_000 - self._expiration_ms // 2:
+                self._out.renew()
+
+    def _require_several(self, records: Sequence[Record], size: int) -> None:
+        if len(records) == 1 and (found := origin_of(records[0])):
+            raise RefusedError(
+                f"{self._archive} takes batches of at most {self._largest_batch:,} bytes, but with the headers of an"
+                f" archive the record at offset {found[0].offset} alone takes {size:,}",
+                f"set {_LARGEST}={size} or more on {self._archive.topic}",
+            )
 
 
 def _rest(record: Record) -> tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]:

@@ -13,11 +13,9 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.protocol.wire import parse_topic_id
 from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.topics.policies import create_settled
 from kmirror.cluster.topics.topic_requests import NewTopic, create_topics, delete_topics
-from kmirror.cluster.topics.topic_settings import set_topic_settings, topic_settings
+from kmirror.cluster.topics.topic_settings import set_topic_settings
 from kmirror.commands import option
-from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.gone import is_there
@@ -59,17 +57,6 @@ def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
         and found.partitions
         and all(partition.leader_id is not None for partition in found.partitions.values())
     )
-
-
-def create_archive(client: ClusterClient, topic: str, archive: str, partitions: int, replication_factor: int) -> None:
-    """Create the archive of a topic, unless it exists, and wait for it."""
-    try:
-        alike = archive_settings(topic_settings(client, [topic])[topic])
-        create_settled(client, archive, partitions, replication_factor, alike)
-    except BrokerError as error:
-        if error.code != Code.TOPIC_ALREADY_EXISTS:
-            raise
-    await_topics(client, [archive], Deadline(CREATION_S))
 
 
 def delete_topic(client: ClusterClient, topic: str, topic_id: str | None) -> None:

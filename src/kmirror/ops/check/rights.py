@@ -24,7 +24,7 @@ from kmirror.sync.acl_changes import producers_of
 from kmirror.words import counted, visible
 
 _ON_MIRROR_TOPICS = ("CREATE", "READ", "WRITE", "ALTER", "ALTER_CONFIGS", "DELETE")
-_ON_ARCHIVES = ("CREATE", "READ", "WRITE")
+_ON_ARCHIVES = ("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS")
 _ON_SOURCE_TOPICS = ("READ", "DESCRIBE_CONFIGS")
 _MOST_TOPICS = 20
 _MOST_WRITERS = 10

@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.engine.archive.archiving import Proof
 from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, change, now_ms, own_event
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.event_records import Event
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.stored import UNREADABLE, dump, load, read
@@ -40,7 +40,8 @@ class TopicWork:
 
     By partition: `ranges` are the offsets to archive, `ends` where its logs ended, `limits` where they fork from the
     new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups` are
-    the offsets that groups had committed, by partition.
+    the offsets that groups had committed, by partition. `kept_ms` is how long the
+    archive keeps its records, None: for ever.
     """
 
     topic: str
@@ -54,6 +55,7 @@ class TopicWork:
     proved: Mapping[int, Proof] = field(default_factory=dict)
     differs: Mapping[int, int] = field(default_factory=dict)
     records: int = 0
+    kept_ms: int | None = None
 
     @property
     def group_limits(self) -> dict[TopicPartition, int]:
@@ -159,6 +161,7 @@ class Progress(Workflow):
                 "topic": work.topic,
                 "archive": work.archive,
                 "records": work.records,
+                "retentionMs": work.kept_ms,
                 "offsets": work.offsets_after_forks,
                 "partitions": {
                     str(p): {

@@ -11,6 +11,7 @@ from dataclasses import replace
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add.archive_admin import is_kept
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, source_client
 from kmirror.ops.failback.facts import TopicComparison, bounds_of, forks_of
@@ -34,6 +35,16 @@ def require_untouched(destination: Destination, work: TopicWork) -> None:
                 f"another client wrote to {partition}: it ended at {end}, and ends at {answer.offset} now",
                 "stop the producers and run the same command again",
             )
+    if not is_archived(destination, work):
+        raise RefusedError(
+            f"{topic} is kept: its archive {work.archive} was deleted since it was proved, or has lost or got records",
+            "run the same command again: it archives them again",
+        )
+
+
+def is_archived(destination: Destination, work: TopicWork) -> bool:
+    """Return whether the archive of a topic is as it was verified; True without one. Raises as `kept_ms`."""
+    return work.archive is None or is_kept(destination.client, work.archive, work.ranges, work.proved)
 
 
 def require_copied(

@@ -13,11 +13,12 @@ from typing import Any
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.archive.archive_topic import archive_name
-from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, Proof, archive_topic, bytes_of
+from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
-from kmirror.ops.add.topic_admin import create_archive, delete_topic
+from kmirror.ops.add.archive_admin import create_archive
+from kmirror.ops.add.topic_admin import delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
@@ -27,12 +28,14 @@ from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Plan, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.failback.recheck import require_copied, require_untouched
+from kmirror.ops.failback.recheck import is_archived, require_copied, require_untouched
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.stop.steps import Step, StepRunner
+from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.words import counted
@@ -117,14 +120,24 @@ class Topic:
         """Report which archive has its records."""
         work = self.work
         if work.archive is not None:
+            is_new = work.topic not in self.run.archives
             self.run.archives[work.topic] = {"archive": work.archive, "records": work.records}
+            if is_new and work.kept_ms is not None:
+                self.run.warnings.append(
+                    f"{work.archive} keeps records only for {format_duration(work.kept_ms)} after they were archived:"
+                    " the cluster's topic policy allows no endless retention"
+                )
 
 
 def _plan_archive(topic: Topic) -> None:
     """Decide which records go into which archive."""
     run, found, known = topic.run, topic.comparison, topic.known
     discard = run.plan.request.discard
-    if known is not None and _fits(known, found, discard=discard):
+    if (
+        known is not None
+        and _fits(known, found, discard=discard)
+        and (known.step is TopicStep.ARCHIVE or is_archived(run.destination, known))
+    ):
         return
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
@@ -169,19 +182,20 @@ def _limits(found: TopicComparison) -> dict[int, int]:
 
 def _save(topic: Topic) -> str:
     run, work = topic.run, topic.work
-    records = _archive(topic, work.archive) if work.archive else 0
+    if work.archive:
+        work = _archive(topic, work.archive)
     require_untouched(run.destination, work)
     # brokers have forgotten those of a topic that was deleted before, and another client created again
     groups = {**work.groups, **committed_on(run.destination.client, work.topic)}
-    topic.known = run.progress.record(replace(topic.work, step=TopicStep.SAVED, groups=groups, records=records))
+    topic.known = run.progress.record(replace(work, step=TopicStep.SAVED, groups=groups))
     return "saved"
 
 
-def _archive(topic: Topic, archive: str) -> int:
-    """Archive and compare; return how many records were archived."""
+def _archive(topic: Topic, archive: str) -> TopicWork:
+    """Archive and compare; return its progress with what the archive holds."""
     run, work = topic.run, topic.work
     client = run.destination.client
-    create_archive(client, work.topic, archive, len(work.ends), run.settings.replication_factor)
+    kept_ms = create_archive(client, work.topic, archive, len(work.ends), run.settings.replication_factor)
     wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
     spec = ArchiveSpec(run.destination.properties, work.topic, archive, work.topic_id, wanted)
     where = run.bulk.where(sum(bytes_of(client, spec).values()))
@@ -194,7 +208,8 @@ def _archive(topic: Topic, archive: str) -> int:
             recorded_at = time.monotonic()
 
     runner, named = run.bulk.runner(where), f"{run.named(work.topic)} {run.bulk.place(where)}"
-    for outcome in archive_topic(spec, runner, run.watch, named, work.proved, note).outcomes:
+    result = archive_topic(spec, runner, run.watch, named, work.proved, note)
+    for outcome in result.outcomes:
         partition = f"{work.topic}-{outcome.partition}"
         if outcome.trouble is not None:
             raise outcome.trouble
@@ -204,7 +219,7 @@ def _archive(topic: Topic, archive: str) -> int:
                 f"nothing was deleted; delete {archive} and run the command again to recreate it",
             )
         count += outcome.comparison.records + outcome.comparison.only_archived
-    return count
+    return replace(work, records=count, proved=result.proofs, kept_ms=kept_ms)
 
 
 def _delete(topic: Topic) -> str:
@@ -275,7 +290,7 @@ def _cut_offset(destination: Destination, divergence: Divergence) -> int:
     """
     wanted, partition = divergence.shared_end, divergence.topic_partition
     found = wanted
-    if wanted < divergence.logs.there_end:
+    if wanted < divergence.logs.here_end:
         read = PartitionReader(destination.client, partition).read_known(wanted)
         found = min(wanted, read.headers[0].base_offset) if isinstance(read, Batches) else wanted
     if found < wanted and found < divergence.logs.there_start:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
@@ -33,7 +33,8 @@ from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, create_archive, delete_topic
+from kmirror.ops.add.archive_admin import create_archive, is_kept
+from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, delete_topic
 from kmirror.ops.base.context import (
     Destination,
     actor,
@@ -49,6 +50,7 @@ from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.settings.parsing import stored_settings
+from kmirror.state.archive_proofs import Proof
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import (
@@ -173,6 +175,15 @@ class TopicRebuilder:
 
 
 @dataclass(frozen=True, slots=True)
+class _Saved:
+    """What an archive holds: how many records, for how long (None: for ever), and the proofs, by partition."""
+
+    records: int = 0
+    kept_ms: int | None = None
+    proved: Mapping[int, Proof] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RebuildAttempt:
     """The remaining steps of one topic's rebuild, with both clusters open; `there` is the source topic as it is now."""
 
@@ -191,8 +202,9 @@ class RebuildAttempt:
             rebuild = self._with_ranges(rebuild)
             archived = self._archive(rebuild)
             groups = committed_on(client, record.topic)
-            rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups)
-            rebuild = self._record(rebuild, {"records": archived, "groups": groups})
+            rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups, proved=archived.proved)
+            details = {"records": archived.records, "retentionMs": archived.kept_ms, "groups": groups}
+            rebuild = self._record(rebuild, details)
         self._require_archived(rebuild)
         made, plan = self._replace(self._settings())
         bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
@@ -246,13 +258,19 @@ class RebuildAttempt:
         if not is_there(client, topic, self.record.destination_topic_id):
             return
         now, then = self._ranges(rebuild), rebuild.ranges or {}
-        if now.keys() == then.keys() and all(mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()):
+        saved = [p for p, mine in then.items() if any(low < high for low, high in mine)]
+        if saved and not is_kept(client, rebuild.archive, saved, rebuild.proved or {}):
+            why = "this archive was deleted, or has lost or got records"
+        elif now.keys() != then.keys() or not all(
+            mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()
+        ):
+            why = "another client wrote to it, or the source lost records that both had"
+        else:
             return
         archive = archive_name(topic, client.metadata(None).topics)
-        self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None))
+        self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
         raise KmirrorError(
-            f"{topic} is not deleted: since it was archived in {rebuild.archive}, another client wrote to it, or the"
-            " source lost records that both had",
+            f"{topic} is not deleted: since it was archived in {rebuild.archive}, {why}",
             f"kmirror archives it again, in {archive}",
         )
 
@@ -286,19 +304,20 @@ class RebuildAttempt:
             for p, (start, end) in here.items()
         }
 
-    def _archive(self, rebuild: Rebuild) -> int:
-        """Archive and compare; return the number of archived records."""
+    def _archive(self, rebuild: Rebuild) -> _Saved:
+        """Archive and compare."""
         client, record, ranges = self.destination.client, self.record, rebuild.ranges or {}
         differing = {p: tuple((low, high) for low, high in mine if low < high) for p, mine in ranges.items()}
         wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(differing.items()) if mine)
         if not wanted:
-            return 0
-        create_archive(client, record.topic, rebuild.archive, max(ranges) + 1, self._replication_factor())
+            return _Saved()
+        replication_factor = self._replication_factor()
+        kept_ms = create_archive(client, record.topic, rebuild.archive, max(ranges) + 1, replication_factor)
         spec = ArchiveSpec(
             self.destination.properties, record.topic, rebuild.archive, record.destination_topic_id, wanted
         )
-        saved = 0
-        for outcome in archive_topic(spec, self.tasks(), self.watch).outcomes:
+        saved, result = 0, archive_topic(spec, self.tasks(), self.watch)
+        for outcome in result.outcomes:
             partition = f"{record.topic}-{outcome.partition}"
             if outcome.trouble is not None:
                 raise outcome.trouble
@@ -307,7 +326,7 @@ class RebuildAttempt:
                     f"{rebuild.archive} does not hold what {partition} does: {outcome.comparison}",
                     f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                 )
-            saved += outcome.comparison.records
+            saved += outcome.comparison.records + outcome.comparison.only_archived
         now = _bounds(client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:
@@ -319,7 +338,7 @@ class RebuildAttempt:
                     "stop the client that writes to it",
                     Reason.DESTINATION_WRITTEN,
                 )
-        return saved
+        return _Saved(saved, kept_ms, result.proofs)
 
     def _replication_factor(self) -> int:
         return stored_settings(require_mirror(self.destination.state(), self.mirror.name).settings).replication_factor

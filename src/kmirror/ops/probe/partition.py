@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kmirror.cluster.append import OffsetAppender, as_run
+from kmirror.cluster.append import OffsetAppender, StampedAppender, as_run
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import BatchHeader, set_producer
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Run
-from kmirror.cluster.protocol.produce import AppendAnswer
 from kmirror.cluster.reader import PartitionReader
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import HistoriesDifferError, OutcomeUnknown
+from kmirror.errors import OutcomeUnknown
 from kmirror.ops.base.context import now_ms
 
 
@@ -83,18 +82,11 @@ class ProbePartition:
                 yield ProbedBatch(header, found.data[header.position : header.position + header.size_in_bytes])
 
 
-class _ProbeAppender(OffsetAppender):
-    """Appends also where the broker replaces timestamps: what is stored is compared afterwards."""
-
-    def altered(self, run: Run, answer: AppendAnswer) -> HistoriesDifferError | None:
-        return super().altered(run, answer._replace(log_append_time=None))
-
-
 @contextmanager
 def probe_partition(client: ClusterClient, partition: TopicPartition) -> Iterator[ProbePartition]:
     """Begin to write to a partition. Raises as `OffsetAppender`."""
     producer_id = own_producer_id("", *partition)
-    with _ProbeAppender(client, partition, producer_id=producer_id) as out:
+    with StampedAppender(client, partition, producer_id=producer_id) as out:
         yield ProbePartition(client, partition, out, producer_id)
 
 

@@ -219,6 +219,12 @@ def _with_message(words: str, *keys: str) -> _Say:
     return lambda facts: _fact(words, *keys)(facts) + facts.message
 
 
+def _archive(facts: _Facts) -> str:
+    """Return an archive's name, and how long it keeps what it has, unless it does for ever."""
+    kept = f", which keeps them for {facts.duration('retentionMs')}" if facts.raw("retentionMs") is not None else ""
+    return facts.text("archive", "no archive") + kept
+
+
 #: Sentences about commands, whatever their result is.
 _COMMANDS: Mapping[str, _Say] = {
     "create": _create,
@@ -252,7 +258,9 @@ _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("rebuild", "BEGUN"): _fact(
         "{actor} began to rebuild {0} ({1}); its records go to {2}", "topic", "reason", "archive"
     ),
-    ("rebuild", "ARCHIVED"): _fact("the records of {0} are archived in {1}; the rebuild continues", "topic", "archive"),
+    ("rebuild", "ARCHIVED"): lambda f: (
+        f"the records of {f.text('topic', '?')} are archived in {_archive(f)}; the rebuild continues"
+    ),
     ("rebuild", "OK"): _fact("{actor} rebuilt {0} ({1}): it is copied again from its source", "topic", "reason"),
     ("block-producers", "BLOCKED"): lambda f: (
         f"{f.actor} denied producers WRITE on the source for {f.named('topic', 'topics')}"
@@ -276,8 +284,7 @@ _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("failback", "MIRROR"): _fact("{actor} created mirror {mirror} of cluster {0} for the failback", "sourceClusterId"),
     ("failback", "ARCHIVE"): _fact("failback: archiving what only {0} has, in {1}", "topic", "archive"),
     ("failback", "SAVED"): lambda f: (
-        f"failback: {f.number('records', 'record')} that only {f.text('topic', '?')} has are archived in "
-        f"{f.text('archive', 'no archive')}"
+        f"failback: {f.number('records', 'record')} that only {f.text('topic', '?')} has are archived in {_archive(f)}"
     ),
     ("failback", "CREATE"): _fact("failback: {0} was deleted and is created again", "topic"),
     ("failback", "DIFFERS"): _fact("failback: a full comparison of {0} found more differences", "topic"),

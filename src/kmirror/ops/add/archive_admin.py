@@ -1,0 +1,92 @@
+"""Create archives, and look whether they hold what was archived, and for how long.
+
+It is looked at right before anything is deleted: minutes or weeks may have passed since the archive was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import Code, code_name
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.topics.log_dirs import partition_sizes
+from kmirror.cluster.topics.policies import settled_to_create
+from kmirror.cluster.topics.settling import set_to, with_settled
+from kmirror.cluster.topics.topic_requests import create_topic
+from kmirror.cluster.topics.topic_settings import topic_settings
+from kmirror.commands import option
+from kmirror.engine.archive.archive_topic import archive_settings
+from kmirror.engine.archive.archiving import still_valid
+from kmirror.errors import BrokerError, RefusedError
+from kmirror.ops.add.topic_admin import CREATION_S, await_topics
+from kmirror.state.archive_proofs import Proof
+from kmirror.state.waiting import Deadline, refused
+
+_POLICY, _TIME, _BYTES, _CLOCK = "cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type"
+#: Records are as old as they have been in the topic.
+_SINCE_APPENDED = "LogAppendTime"
+
+
+def create_archive(
+    client: ClusterClient, topic: str, archive: str, partitions: int, replication_factor: int
+) -> int | None:
+    """Create the archive of a topic, unless it exists, and wait for it; return how long it keeps records, as `kept_ms`.
+
+    Raises:
+        RefusedError: it may delete records at once, because they are old.
+        BrokerError: the cluster refuses to create it.
+    """
+    asked = archive_settings(topic_settings(client, [topic])[topic])
+    try:
+        settled = settled_to_create(client, archive, partitions, replication_factor, asked)
+        if _TIME in settled:
+            asked |= {_CLOCK: _SINCE_APPENDED}
+        create_topic(client, archive, partitions, replication_factor, set_to(with_settled(asked, settled)))
+    except BrokerError as error:
+        if error.code != Code.TOPIC_ALREADY_EXISTS:
+            raise
+    await_topics(client, [archive], Deadline(CREATION_S))
+    return kept_ms(client, archive, range(partitions))
+
+
+def kept_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int | None:
+    """Return how long an archive keeps records from their archiving on, in ms; None: for ever.
+
+    Raises:
+        RefusedError: it may delete them at any time.
+        KmirrorError: its settings are not returned.
+    """
+    found = topic_settings(client, [archive], [_POLICY, _TIME, _BYTES, _CLOCK])[archive]
+    if isinstance(found, int):
+        grant = grant_line(client.config, ("DESCRIBE_CONFIGS",), *option("--topic", archive))
+        raise refused(found, code_name(found), f"reading the settings of {archive}", None, grant)
+    values = {key: setting.value for key, setting in found.items()}
+    time_ms, size = (int(values.get(key) or -1) for key in (_TIME, _BYTES))
+    needed = {
+        f"{_POLICY}=delete": values.get(_POLICY) == "delete",
+        f"{_TIME}=-1": time_ms < 0 or values.get(_CLOCK) == _SINCE_APPENDED,
+        f"{_BYTES}=-1": size < 0 or _is_below(client, archive, partitions, size),
+    }
+    if missing := next((setting for setting, is_met in needed.items() if not is_met), None):
+        key = missing.partition("=")[0]
+        raise RefusedError(
+            f"archive {archive} may delete records at any time: it has {key}={values.get(key)}",
+            f"nothing was deleted; set {missing} on it, or delete it: the next attempt creates it again",
+        )
+    return None if time_ms < 0 else time_ms
+
+
+def _is_below(client: ClusterClient, archive: str, partitions: Collection[int], size: int) -> bool:
+    """Return whether no partition is larger than this, as far as is known."""
+    found = partition_sizes(client, [TopicPartition(archive, partition) for partition in partitions])
+    return len(found) == len(partitions) and all(one <= size for one in found.values())
+
+
+def is_kept(client: ClusterClient, archive: str, partitions: Collection[int], proved: Mapping[int, Proof]) -> bool:
+    """Return whether these partitions of an archive are proved, and unchanged since. Raises as `kept_ms`."""
+    if not still_valid(client, archive, proved).keys() >= set(partitions):
+        return False
+    kept_ms(client, archive, partitions)
+    return True
