@@ -887,12 +887,12 @@ MUTANTS = (
         _STOP_REPORT,
     ),
     Mutant(
-        "let an older answer replace a newer one",
+        "keep what a lane has reported although the source answers",
         _REPORT,
         "with_source_answer",
-        "known.source_as_of_ms or 0",
-        "0",
-        "the loss would shrink to what was true before",
+        "end.offset",
+        "known.source_offset",
+        "what the source received after the report would not count as lost",
         _STOP_REPORT,
     ),
     Mutant(
@@ -973,7 +973,7 @@ MUTANTS = (
     ),
     Mutant(
         "do not check the source after a promote",
-        _READY,
+        "ops/stop/source_after_stop.py",
         "check_source_after_stop",
         "late > 0",
         "late > 10**9",
@@ -1000,9 +1000,9 @@ MUTANTS = (
     ),
     Mutant(
         "do not report partitions that are added during the stop",
-        _READY,
+        "ops/stop/source_after_stop.py",
         "check_source_after_stop",
-        "rows += [_added_after(topic_partition, None) for topic_partition in sorted(added)]",
+        "after.rows += [_added_after(partition, None) for partition in sorted(added)]",
         "pass",
         "a promote would succeed although the copy lacks a partition",
         ("tests/unit/test_promote_readiness.py",),

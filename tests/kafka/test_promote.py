@@ -6,12 +6,16 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any, NoReturn
 
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.cluster.client import ClusterClient
+from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.own_engine import OwnEngine
@@ -22,6 +26,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_checks import settings_trouble
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import StepRunner
@@ -30,6 +35,7 @@ from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes
+from kmirror.state.workflow_records import PROMOTE
 from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import command
@@ -205,9 +211,58 @@ def test_records_that_arrive_after_all_are_reported(
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
         done = promote(destination, PromoteRequest(mirror, idle_ms=None, timeout_ms=120_000))
-    assert done.result.exit_code == ExitCode.PARTLY_DONE
-    (late,) = [row for row in done.result.results if row.result is Outcome.FAILED]
-    assert (late.partition, late.reason, late.lag) == (0, Reason.SOURCE_WRITTEN_AFTER_STOP, 2)
+    monkeypatch.undo()
+    # the same command says the same again: once, it called the copy complete
+    request = PromoteRequest(mirror)
+    batches = promote_in_batches(destination, request, 1)
+    for one in (done, promote(destination, request), batches, promote(destination, request, dry_run=True)):
+        assert one.result.exit_code == ExitCode.PARTLY_DONE
+        (late,) = [row for row in one.result.results if row.result is Outcome.FAILED]
+        assert (late.partition, late.reason, late.lag) == (0, Reason.SOURCE_WRITTEN_AFTER_STOP, 2)
+
+
+def unanswered(*_: object, **__: object) -> NoReturn:
+    raise UnreachableError("no answer")
+
+
+def test_a_promote_that_is_killed_before_it_reads_the_source_again_is_finished_by_the_next(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, the next one said NOOP, and that nothing was lost."""
+    topic, quiet = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic, quiet)
+
+    def kill(*_: object) -> None:
+        produce(cluster_pair.source, topic, ["late", "later"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kmirror.ops.stop.promote.check_source_after_stop", kill)
+    request = PromoteRequest(mirror, idle_ms=None, timeout_ms=120_000, together=True)
+    with LocalEngine(destination, mirror) as engine:
+        copied_once(engine, destination, mirror)
+        with pytest.raises(KeyboardInterrupt):
+            promote(destination, request)
+    monkeypatch.undo()
+    assert {row.state for row in describe(destination, mirror)} == {PartitionState.STOPPED}
+    # it is not recorded by a dry run, and by none while the source does not answer
+    rehearsed = promote(destination, request, dry_run=True)
+    with monkeypatch.context() as silent:
+        silent.setattr(ClusterClient, "newest_metadata", unanswered)
+        unread = promote(destination, request).result
+    assert (unread.exit_code, {row.result for row in unread.results}) == (0, {Outcome.NOOP})
+    assert [warning for warning in unread.warnings if "could not be read again after the stop" in warning]
+    for one in (rehearsed, promote(destination, request), promote(destination, request)):
+        assert one.result.exit_code == ExitCode.PARTLY_DONE
+        assert {(row.topic, row.partition, row.result, row.lag) for row in one.result.results} == {
+            (topic, 0, Outcome.FAILED, 2),
+            (topic, 1, Outcome.NOOP, 0),
+            (quiet, 0, Outcome.NOOP, 0),
+            (quiet, 1, Outcome.NOOP, 0),
+        }
+    # what is written at the source later is no concern of it
+    produce(cluster_pair.source, quiet, ["much later"])
+    (row,) = [row for row in promote(destination, request).result.results if (row.topic, row.partition) == (quiet, 0)]
+    assert (row.result, row.lag) == (Outcome.NOOP, 0)
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])
@@ -295,6 +350,76 @@ def test_a_failover_cuts_a_waiting_promote_short(cluster_pair: ClusterPair, dest
     (done,) = results
     assert done.result.exit_code == ExitCode.PARTLY_DONE
     assert done.result.results[0].reason is Reason.FENCED
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Let the first promote look at settings until the event is set; what is not renewed counts as dead soon."""
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim._DEAD_AFTER_S", 4.0)
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim._BUSY_S", 1.0)
+    over, looks = threading.Event(), iter([True])
+
+    def look_long(*arguments: Any) -> dict[str, str]:
+        if next(looks, False):
+            assert over.wait(PATIENCE_S)
+        return settings_trouble(*arguments)
+
+    monkeypatch.setattr("kmirror.ops.stop.promote_checks.settings_trouble", look_long)
+    yield over
+    over.set()
+
+
+def claim_of(destination: Destination, mirror: str) -> int | None:
+    """Return when the promote that holds the claim began."""
+    found = destination.state().workflow(mirror, PROMOTE)
+    return None if found is None else found.began_ms
+
+
+@pytest.mark.slow
+def test_a_second_promote_is_refused_while_the_first_is_busy(
+    cluster_pair: ClusterPair, destination: Destination, busy: threading.Event
+) -> None:
+    """Once, one that compared contents for longer than 15 s counted as dead."""
+    mirror = mirrored(cluster_pair, destination, unique_topic())
+    request = PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000)
+    with LocalEngine(destination, mirror) as engine, ThreadPoolExecutor(1) as pool:
+        copied_once(engine, destination, mirror)
+        with Destination.open(destination.properties) as another:
+            first = pool.submit(promote, another, request)
+            wait_until(lambda: claim_of(destination, mirror))
+            time.sleep(5)
+            with pytest.raises(RefusedError, match="another promote"):
+                promote(destination, request)
+            busy.set()
+            assert first.result().result.exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_promote_that_was_frozen_leaves_everything_to_the_one_that_has_taken_over(
+    cluster_pair: ClusterPair, destination: Destination, busy: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, it stopped the topics nevertheless, or gave those of the other one back."""
+    mirror = mirrored(cluster_pair, destination, unique_topic())
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim.Claim._keep", lambda _: None)
+    ended = threading.Event()
+    with LocalEngine(destination, mirror) as engine, ThreadPoolExecutor(2) as pool:
+        copied_once(engine, destination, mirror)
+        properties = destination.properties
+        with Destination.open(properties) as one, Destination.open(properties) as other:
+            frozen = pool.submit(promote, one, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000))
+            wait_until(lambda: claim_of(destination, mirror))
+            began = claim_of(destination, mirror)
+            second = pool.submit(promote, other, PromoteRequest(mirror, idle_ms=600_000), stopping=ended)
+            wait_until(lambda: claim_of(destination, mirror) != began)
+            busy.set()
+            done = frozen.result().result
+            assert done.exit_code == ExitCode.PARTLY_DONE
+            assert {(row.result, row.reason) for row in done.results} == {(Outcome.FAILED, Reason.FENCED)}
+            assert claim_of(destination, mirror) not in (None, began)
+            assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.PENDING_STOPPED}
+            ended.set()
+            assert second.result().result.exit_code == ExitCode.TIMED_OUT
+    assert not any(topic.pending_operation for topic in destination.state().topics(mirror))
 
 
 @pytest.mark.slow

@@ -22,21 +22,24 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.writing.fence import replicated_ends
 from kmirror.cluster.writing.writable import probe_writable
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import protect, settle, unprotect
+from kmirror.ops.show.describe import describe
+from kmirror.ops.stop.failover import failover
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import DesiredState
+from kmirror.state.records import DesiredState, PartitionState
 from kmirror.state.rights_records import SHARED
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, denial, give, kmirror_rights, written
 from tests.support.clusters import ClusterPair, unique_topic
-from tests.support.mirrors import properties_of
+from tests.support.mirrors import make_topic, properties_of, selector
 from tests.support.waiting import wait_until
 
 
@@ -106,6 +109,36 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
     assert written(guarded_cluster, "app", topic) is None
     assert lift_rights(destination, mirror, [topic])[topic].removed == ()
     assert not any(one.permission is AclPermission.DENY for one in describe_acls(admin))
+
+
+def test_a_topic_that_the_probe_cannot_write_is_not_called_stopped(
+    cluster_pair: ClusterPair,
+    guarded_cluster: SandboxCluster,
+    admin: ClusterClient,
+    make_mirror: Callable[..., Any],
+) -> None:
+    """Once, that was a warning: the topic was STOPPED, with exit code 0."""
+    shut, sound = unique_topic(), unique_topic()
+    give(admin, kmirror_rights())
+    destination, mirror = make_mirror(guarded_cluster, "kmirror")
+    for topic in (shut, sound):
+        make_topic(cluster_pair.source, topic)
+    assert add(destination, mirror, selector(shut, sound)).exit_code == ExitCode.OK
+    give(admin, [denial(shut, "kmirror")])
+    for _ in range(2):
+        done = failover(destination, mirror).result
+        assert done.exit_code == ExitCode.PARTLY_DONE
+        (row,) = [row for row in done.results if row.topic == shut]
+        assert (row.result, row.reason) == ("FAILED", Reason.NOT_AUTHORIZED)
+        assert "kafka-acls" in (row.hint or "")
+    assert {row.topic: row.state for row in describe(destination, mirror)} == {
+        shut: PartitionState.STOPPING,
+        sound: PartitionState.STOPPED,
+    }
+    delete_acls(admin, [denial(shut, "kmirror")])
+    assert await_acls(admin, (), [denial(shut, "kmirror")])
+    assert failover(destination, mirror).result.exit_code == ExitCode.OK
+    assert {row.state for row in describe(destination, mirror)} == {PartitionState.STOPPED}
 
 
 def test_denials_follow_the_acls_and_those_of_others_stay(

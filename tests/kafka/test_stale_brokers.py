@@ -23,7 +23,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.gone import gone_topics, is_there
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.stop.promote_readiness import check_source_after_stop
+from kmirror.ops.stop.source_after_stop import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
@@ -152,8 +152,8 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
             )
             rows = [TopicResult(topic, 0, Outcome.DONE, last_mirrored_offset=3)]
             one = replace(record(topic, None), source_topic_id=older.topics[topic].printed_topic_id)
-            found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
-            assert (found, len(warnings)) == (rows, 1)
+            after = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
+            assert (after.rows, len(after.warnings)) == (rows, 1)
             question = SourceEndsRequest(mirror, [one], {})
             assert question.answer().ends == {}
             question.close()
@@ -162,8 +162,10 @@ def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_broke
             three_brokers.signal(broker.node_id, signal.SIGCONT)
     with client(stale) as asked:
         wait_until(lambda: asked.newest_metadata([topic])[1] == frozenset())
-        found, warnings = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
-        assert [(row.reason, row.lag, warnings) for row in found] == [(Reason.SOURCE_WRITTEN_AFTER_STOP, 1, [])]
+        after = check_source_after_stop(asked, {topic: one}, StopResults(rows, ends={topic_partition: 3}))
+        assert [(row.reason, row.lag, after.warnings) for row in after.rows] == [
+            (Reason.SOURCE_WRITTEN_AFTER_STOP, 1, [])
+        ]
 
 
 def test_an_older_topic_of_the_name_on_a_stale_broker_does_not_make_the_mirror_topic_gone(

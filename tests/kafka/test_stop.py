@@ -39,6 +39,7 @@ from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector, settings_of
+from tests.support.real_logs import delete_records
 from tests.support.scraped import asking, assert_all_say, describing
 from tests.support.side_jobs import run_once
 from tests.support.visible import shown
@@ -172,6 +173,13 @@ def test_a_fence_is_found_again_after_later_writes_of_other_clients(
     set_producer(memoryview(late), me + 1, 0, 0)
     with pytest.raises(BrokerError, match="INVALID_PRODUCER_EPOCH"):
         append_to(destination.client, partition, memoryview(late))
+    # it was deleted: all that is left came after it; unless it must be in what is left
+    delete_records(cluster_pair.destination, topic, 9)
+    deleted = {partition: FenceResult(0, 9, is_fenced=True)}
+    assert fence(destination.client, {partition: Writer(me, 0, known_end=3)}) == deleted
+    (lost,) = fence(destination.client, {partition: Writer(me, 0, known_end=12)}).values()
+    assert (lost.end_offset, lost.is_fenced) == (None, False)
+    assert "has changed since" in destination.client.unanswered[partition]
 
 
 def test_remove_leaves_other_topics_alone_and_can_be_reverted(

@@ -82,6 +82,24 @@ def test_what_the_source_received_since_it_was_last_read_is_known(
         assert row.to_json()["rpoMs"] == 5000
 
 
+def test_what_the_source_answers_counts_although_the_engines_clock_is_ahead(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, the engine's last report was taken for the newer one, and a loss of 0 was reported as current."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair.source, destination, topic)
+    for module in ("control", "row_reports"):
+        monkeypatch.setattr(f"kmirror.engine.lane.reports.{module}.now_ms", lambda: now_ms() + 60_000)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    monkeypatch.undo()
+    assert max(one.time_ms for one in destination.state().progress(mirror)) > now_ms() + 30_000
+    produce(cluster_pair.source, topic, ["later"] * 10)
+    for dry_run in (True, False):
+        done = failover(destination, mirror, dry_run=dry_run).result
+        assert (row_of(done).last_mirrored_offset, row_of(done).lag) == (3, 10)
+
+
 def test_records_that_arrive_between_two_requests_are_no_open_transaction(
     cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,19 +1,24 @@
 """A destination's follower lags behind: what its leader alone has can be lost with it, and is not shown as copied.
 
-Once, `describe` showed such a log end, with a lag of 0: the next leader had less, and consumers saw less all along.
+Once, `describe` showed such a log end, with a lag of 0: the next leader had less, and consumers saw less all along. And
+once, a fence that the next leader wrote below such an end was not found: its own marker counted as copied.
 """
 
 from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.batch import set_producer
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.writing.fence import FenceResult, replicated_ends
+from kmirror.cluster.protocol.produce import Append
+from kmirror.cluster.writing import fence as fencing
+from kmirror.cluster.writing.fence import FenceResult, Writer, fence, replicated_ends
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -22,7 +27,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.state.internal_topics import STATE_TOPIC, STATE_TOPIC_SETTINGS
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, freeze, unique_topic
-from tests.support.leader import create_topic
+from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.waiting import wait_until
@@ -90,3 +95,43 @@ def test_what_only_the_leader_has_is_not_copied_yet(source_cluster: SandboxClust
         three.signal(FOLLOWER, signal.SIGCONT)
         wait_until(lambda: ends() == (4, 4))
         wait_until(lambda: shown() == (4, 0))
+
+
+@pytest.mark.slow
+def test_a_fence_is_found_where_the_next_leaders_log_ends_before_the_last_ones(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = make_cluster("three", brokers=3, heap=SMALL_HEAP, properties=_PATIENT)
+    topic = create_topic(three, replicas=[[LEADER, FOLLOWER]])
+    place = TopicPartition(topic, 0)
+    with Leader(three, topic) as leader, ClusterClient(leader.client.config) as client:
+
+        def append(sequence: int, count: int) -> None:
+            """Append what the leader acknowledges without its follower."""
+            batch = batch_of(count)
+            set_producer(memoryview(batch), OWN_ID, 0, sequence)
+            (answer,) = leader.as_is(Append(topic, leader.topic_id, 0, batch), acks=1)
+            assert (answer.error_code, answer.base_offset) == (0, sequence)
+
+        append(0, 5)
+        wait_until(lambda: client.list_offsets({place: LATEST})[place].offset == 5)
+        freeze(three, FOLLOWER)
+        append(5, 1)  # an answer to the fetch that the follower had sent before: it finds it later
+        append(6, 10)
+        before = leader.log_end
+        send = fencing._send_markers
+
+        def send_when_the_leader_is_gone(*arguments: Any) -> Any:
+            monkeypatch.undo()
+            three.stop_broker(LEADER)
+            three.signal(FOLLOWER, signal.SIGCONT)
+            return send(*arguments)
+
+        monkeypatch.setattr(fencing, "_send_markers", send_when_the_leader_is_gone)
+        fenced = {place: FenceResult(0, 6, is_fenced=True)}
+        assert fence(client, {place: Writer(OWN_ID, 0, known_end=5)}) == fenced
+        assert before == 16
+        # a killed command is repeated: what was reported of the log may be more than it has, or less
+        produce(three, topic, ["local"] * 30)
+        for known_end in (0, 3, 7, before, 40):
+            assert fence(client, {place: Writer(OWN_ID, 0, known_end)}) == fenced, known_end

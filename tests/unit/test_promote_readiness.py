@@ -15,10 +15,13 @@ from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_checks import FinalCheck
-from kmirror.ops.stop.promote_readiness import ReadinessChecker, check_source_after_stop
+from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.ops.stop.promote_request import PromoteRequest, dry_run_rows
+from kmirror.ops.stop.report import stopped_row
+from kmirror.ops.stop.source_after_stop import check_source_after_stop
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
+    AtStop,
     DesiredState,
     EngineRecord,
     EngineState,
@@ -244,7 +247,8 @@ def test_an_end_does_not_count_while_a_broker_that_may_be_the_leader_now_is_sile
 def stopped(source: Ends) -> tuple[list[TopicResult], list[str]]:
     results = [TopicResult("t", p, Outcome.DONE, last_mirrored_offset=10) for p in range(2)]
     done = StopResults(results, ends=dict.fromkeys(PLACES, 10))
-    return check_source_after_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
+    after = check_source_after_stop(cast(ClusterClient, source), {"t": TOPIC}, done)
+    return after.rows, after.warnings
 
 
 def test_a_record_that_arrives_after_the_stop_is_reported() -> None:
@@ -253,6 +257,21 @@ def test_a_record_that_arrives_after_the_stop_is_reported() -> None:
     assert [(row.result, row.lag, row.reason) for row in rows] == [
         (Outcome.DONE, 0, None),
         (Outcome.FAILED, 1, Reason.SOURCE_WRITTEN_AFTER_STOP),
+    ]
+
+
+def test_what_the_source_had_at_the_stop_counts_if_it_is_silent_after_it() -> None:
+    """Once, the row said that 5 offsets were known lost, and was DONE."""
+    ends = dict.fromkeys(PLACES, 10)
+    stops = [replace(AtStop(1, 10), source_offset=end, source_answered=True) for end in (10, 15)]
+    rows = [
+        stopped_row(p, replace(RECORDS[0], last_mirrored_offset=10, at_stop=stop), Outcome.DONE, Reason.PROMOTED)
+        for p, stop in zip(PLACES, stops, strict=True)
+    ]
+    after = check_source_after_stop(cast(ClusterClient, Ends(None, None)), {"t": TOPIC}, StopResults(rows, ends=ends))
+    assert [(row.result, row.lag, row.reason) for row in after.rows] == [
+        (Outcome.DONE, 0, Reason.PROMOTED),
+        (Outcome.FAILED, 5, Reason.SOURCE_WRITTEN_AFTER_STOP),
     ]
 
 

@@ -232,6 +232,9 @@ class AtStop:
     source_went_back: bool | None = None
     source_only: bool | None = None
     source_log_start: int | None = None
+    #: True until a promote has read the source once more after the stop; and if its topic was another one by then.
+    unchecked: bool | None = None
+    source_recreated: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -28,6 +28,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.reader import PartitionReader
+from kmirror.errors import KmirrorError, OutcomeUnknown
 
 #: How long to look for leaders that are away.
 _PATIENCE_S = 5.0
@@ -38,6 +39,8 @@ _ROUNDS = 3
 #: How long to wait for replicas in sync: longer than a leader waits for them.
 _REPLICATED_S = 35.0
 _END_AND_MARK = (Lookup(LATEST, log_end=True), Lookup(LATEST))
+#: Factor by which the steps back grow while searching for a fence.
+_FARTHER = 4
 #: A writer that fills offsets may have moved to a higher epoch since its epoch was read.
 _EPOCHS_AHEAD = 10
 #: A marker's value: version, coordinator epoch.
@@ -132,7 +135,7 @@ def fence(
     for _ in range(_ROUNDS):
         found |= _fence_once(client, left, metadata, with_record=with_record, dry_run=dry_run)
         metadata = None
-        # a fence without an answer may have been written: the next round finds it
+        # a fence without an answer may have been written, and one that is lost must be again: the next round finds out
         left = {one: left[one] for one in left if found[one].error_code == Code.BROKER_NOT_AVAILABLE}
         if not left:
             break
@@ -210,15 +213,36 @@ def _ends_and_producers(
 
 
 def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Writer, start: int) -> FenceResult:
-    """Find the fence in the log, at or after `start`."""
-    first = max(start, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
-    end = _log_ends(client, [partition])[partition].end_offset or 0
-    for found in PartitionReader(client, partition).batches(first, end):
-        for header in found.headers:
-            if header.producer_id == writer.producer_id and _is_fence(found.data, header):
-                return FenceResult(0, header.base_offset, is_fenced=True)
-    # it has been deleted by now: everything left came after it
-    return FenceResult(0, first, is_fenced=True)
+    """Find the first fence in the log: at or after `start`, or before it if the log has lost its last records since.
+
+    The search begins before `start`, and goes back until it finds what is before the fence.
+    """
+    starts, ends = client.look_up_offsets([partition], (Lookup(EARLIEST), _END_AND_MARK[0]), timeout=_PATIENCE_S)
+    first, end = starts[partition].offset, ends[partition].offset
+    if first is None or end is None:
+        return FenceResult(starts[partition].error_code or Code.LEADER_NOT_AVAILABLE, None)
+    reader, fence_offset = PartitionReader(client, partition, patience_s=_ANSWER_S), None
+    low, high, step, is_known = min(start, end), end, 1, False
+    try:
+        while first < high and not is_known:
+            low, step = max(first, low - step), step * _FARTHER
+            before: set[int] = set()
+            for data, header in ((found.data, one) for found in reader.batches(low, high) for one in found.headers):
+                if header.producer_id == writer.producer_id and _is_fence(data, header):
+                    fence_offset = header.base_offset
+                    break
+                before.add(header.producer_id)
+            high, is_known = low, writer.producer_id in before or (fence_offset is not None and bool(before))
+    except (KmirrorError, OutcomeUnknown) as error:
+        client.unanswered[partition] = str(error)
+        return FenceResult(Code.BROKER_NOT_AVAILABLE, None)
+    if fence_offset is None and first > start and not is_known:
+        # it has been deleted by now: everything left came after it
+        fence_offset = first
+    if fence_offset is None:
+        client.unanswered[partition] = "its leader had fenced the mirror's producer, and has changed since"
+        return FenceResult(Code.BROKER_NOT_AVAILABLE, None)
+    return FenceResult(0, fence_offset, is_fenced=True)
 
 
 def _record_there(

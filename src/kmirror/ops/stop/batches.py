@@ -30,8 +30,8 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport, sorted_rows
+from kmirror.ops.stop.source_after_stop import rows_of_stopped
 from kmirror.ops.stop.steps import Gate, StepRunner, no_gate
-from kmirror.ops.stop.stop import already_stopped_rows
 from kmirror.ops.stop.work import RUN_AGAIN, is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord, PartitionState
@@ -111,9 +111,6 @@ def promote_in_batches(
             gate(record, [topic.topic for topic in chosen])
 
     done_so_far, why = _BatchResults(), ""
-    for topic in chosen:
-        if topic.topic not in left:
-            done_so_far.rows += already_stopped_rows(state, topic)
     with OwnEngine(mirror.name, destination.properties, request.master) as own:
         for number, names in enumerate(batches, 1):
             rest = seconds_left()
@@ -154,10 +151,12 @@ def promote_in_batches(
                 break
     reached = {row.topic for row in done_so_far.rows}
     done_so_far.rows += not_reached_rows([name for name in left if name not in reached], why, done_so_far.rows)
-    rows = sorted_rows(done_so_far.rows)
+    stopped_before = [topic for topic in chosen if topic.topic not in left]
+    earlier, warnings = rows_of_stopped(destination, mirror, state, stopped_before, dry_run=False)
+    rows = sorted_rows([*done_so_far.rows, *earlier])
     whole = request.topics is None and request.exclude is None
     with closing(ClientComparison(destination, mirror)) as clients, LeftBehind(mirror, whole=whole) as behind:
-        warnings = [warning for one in done_so_far.parts for warning in _own_warnings(one)]
+        warnings += [warning for one in done_so_far.parts for warning in _own_warnings(one)]
         result = VerbResult.of(
             "promote",
             mirror.name,

@@ -252,9 +252,15 @@ def lift_protection(work: StopWork) -> str:
     unproven = set()
     probed = probe_writable(destination.client, partitions, metadata=work.metadata) if names else {}
     for partition, error in probed.items():
-        if error is not None:
-            unproven.add(partition.topic)
-            work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")
+        if error is None or partition.topic in work.failed:
+            continue
+        if error.reason is Reason.NOT_AUTHORIZED:
+            hint = f"{RUN_AGAIN}; before that: {error.hint}"
+            work.fail(partition.topic, KmirrorError(error.message, hint, error.reason))
+            continue
+        # a broker that is away must not hold up a stop
+        unproven.add(partition.topic)
+        work.done.warnings.append(f"whether {partition} can be written could not be probed: {error.message}")
     work.done.writable_ms |= dict.fromkeys([t.topic for t in work.left if t.topic not in unproven], now_ms())
     return "rights lifted"
 

@@ -55,11 +55,10 @@ from kmirror.ops.stop.promote_checks import (
     settings_trouble,
     skipped_groups,
 )
-from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
+from kmirror.ops.stop.promote_claim import Claim, ClaimLostError, has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import (
     Readiness,
     ReadinessChecker,
-    check_source_after_stop,
     not_ready_until_blocked,
     topics_to_block,
 )
@@ -70,13 +69,15 @@ from kmirror.ops.stop.promote_request import (
     blocking_text,
     dry_run_rows,
     half_stopped_warnings,
+    lost_rows,
     not_stopped,
     not_stopped_together,
     waits_for_text,
 )
 from kmirror.ops.stop.report import VerbReport, sorted_rows
+from kmirror.ops.stop.source_after_stop import check_source_after_stop, rows_of_stopped
 from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
-from kmirror.ops.stop.stop import already_stopped_rows, live_elsewhere, stop
+from kmirror.ops.stop.stop import live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.engine_findings import Lacking
@@ -154,18 +155,21 @@ def promote(
             destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting,
             runner or StepRunner(acts=not dry_run), is_over=not waiting,
         )  # fmt: skip
-        for topic in chosen:
-            if topic.topic not in waiting:
-                promotion.done.results += already_stopped_rows(state, topic)
         names = {topic.topic for topic in chosen}
-        if chosen and not waiting:
+        if not waiting:
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
         promotion.runner.walk(NO_OTHER, promotion)
         if not dry_run:
             gate(mirror, [topic.topic for topic in chosen])
+        before = [topic for topic in chosen if topic.topic not in waiting]
+        promotion.done.results, warnings = rows_of_stopped(destination, mirror, state, before, dry_run=dry_run)
+        promotion.done.warnings += warnings
         try:
             promotion.runner.walk(PROMOTE, promotion)
+        except ClaimLostError as error:
+            promotion.done.results += lost_rows(waiting, error)
+            waiting.clear()
         finally:
             if promotion.has_claimed:
                 promotion.release(list(waiting), ends=True)
@@ -248,6 +252,7 @@ class _Promotion:
         request, waiting, readiness, state = self.request, self.waiting, Readiness(), self.destination.state()
         while waiting and not self.stopping.is_set():
             state = self.destination.state()
+            self.claim.require(state)
             self._refresh(state)
             self.engine.ensure(state)
             blocked = set(self.producer_block.in_force)
@@ -332,7 +337,10 @@ class _Promotion:
 
     def release(self, topics: Sequence[str], *, ends: bool = False) -> None:
         """Release topics that were not stopped, and their producers; `ends`: the whole promote ends."""
-        for trouble in (self.claim.release(topics, ends=ends), self.producer_block.lift(topics)):
+        self.destination.condition = None
+        # producers first: without the claim, another promote could have blocked them again
+        lifted = self.producer_block.lift(topics) if self.claim.is_held() else None
+        for trouble in (lifted, self.claim.release(topics, ends=ends)):
             if trouble is not None:
                 self.done.warnings.append(trouble)
                 self.show.say(trouble)
@@ -413,14 +421,16 @@ class _Promotion:
 
     def stop(self, going: Sequence[str]) -> None:
         """Stop these topics, and check whether the source received anything after all."""
+        self.destination.condition = self.claim.require
         done = self._walk_stop(going)
         if self.producer_block.since_ms:
             self.producer_block.note_writable(done.writable_ms)
-        rows, warnings = check_source_after_stop(self.source, self.waiting, done)
-        self.done.results += rows
+        after = check_source_after_stop(self.source, self.waiting, done)
+        after.record(self.destination, self.request.mirror)
+        self.done.results += after.rows
         stopped = [self.waiting[name] for name in going if name in self.waiting]
-        self.done.warnings += warnings
-        self.done.warnings += missing_beginnings(self.destination, self.source, self.request.mirror, stopped)
+        missing = missing_beginnings(self.destination, self.source, self.request.mirror, stopped)
+        self.done.warnings += [*after.warnings, *missing]
         for name in going:
             self.waiting.pop(name, None)
             if all(row.result in (Outcome.DONE, Outcome.NOOP) for row in done.results if row.topic == name):

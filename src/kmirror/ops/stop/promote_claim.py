@@ -1,7 +1,8 @@
 """The stored claim of a waiting promote: a heartbeat, and which topics wait.
 
 A killed promote leaves its record, but no longer renews it. Once that has lasted long enough, the next promote takes
-over the topics: those that waited keep waiting, and stops that had begun are completed.
+over the topics: those that waited keep waiting, and stops that had begun are completed. One that was only frozen finds
+that out, and leaves everything to the other.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 from kmirror.commands import on_topics
-from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError
+from kmirror.errors import KmirrorError, PartlyDoneError, Reason, RefusedError, TimedOutError
 from kmirror.ops.base.context import Destination, actor, change, now_ms, own_event
 from kmirror.state.event_records import Event
 from kmirror.state.records import PENDING_PROMOTE, PENDING_STOP, DesiredState, TopicRecord
@@ -23,6 +25,8 @@ from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.words import at_time
 
 _HEARTBEAT_S = 3.0
+#: After this long a thread renews the claim, because whoever holds it is busy with something else.
+_BUSY_S = 6.0
 #: A claim that has not been renewed for this long, by the local clock or by its own, belongs to a dead promote.
 _DEAD_AFTER_S = 15.0
 _STEP_S = 0.5
@@ -30,8 +34,12 @@ _STEP_S = 0.5
 _LEAST_S = 2.0
 
 
+class ClaimLostError(PartlyDoneError):
+    """Another promote has taken over the topics: nothing of theirs may be changed any more."""
+
+
 class Claim:
-    """Hold topics of a mirror for a promote that waits; for one thread."""
+    """Hold topics of a mirror for a promote that waits; for one thread, besides its own."""
 
     def __init__(self, destination: Destination, mirror: str, say: Callable[[str], None]) -> None:
         self._destination = destination
@@ -39,6 +47,9 @@ class Claim:
         self._say = say
         self._began_ms = now_ms()
         self._renewed_at = 0.0
+        self._ended = threading.Event()
+        #: True once it was found that another promote has taken over.
+        self.is_lost = False
         #: The claim of an earlier promote, which is dead.
         self._before: WorkflowRecord | None = None
 
@@ -89,6 +100,7 @@ class Claim:
 
         change(self._destination, self._mirror, decide, _patience(until))
         self._renewed_at = time.monotonic()
+        threading.Thread(target=self._keep, name="kmirror-claim", daemon=True).start()
         return begun
 
     def foresee(self, topics: Collection[str]) -> None:
@@ -110,20 +122,55 @@ class Claim:
         return waiting, begun
 
     def renew(self, until: float) -> None:
-        """Renew the claim if its heartbeat is due; brokers are waited for until `until`."""
+        """Renew the claim if its heartbeat is due; brokers are waited for until `until`. Raises ClaimLostError."""
         if time.monotonic() - self._renewed_at > _HEARTBEAT_S:
-            self._renewed_at = time.monotonic()
-            change(self._destination, self._mirror, lambda _: Changes((self._record(),)), _patience(until))
+            self._renew(self._destination, _patience(until))
+
+    def _renew(self, destination: Destination, timeout: float) -> None:
+        def decide(state: State) -> Changes:
+            self.require(state)
+            return Changes((self._record(),))
+
+        self._renewed_at = time.monotonic()
+        change(destination, self._mirror, decide, timeout)
+
+    def _keep(self) -> None:
+        """Renew the claim, over connections of its own, while comparing or stopping takes long."""
+        here = self._destination
+        while not self._ended.wait(_STEP_S) and not self.is_lost:
+            if time.monotonic() - self._renewed_at > _BUSY_S:
+                with suppress(KmirrorError), Destination.open(here.properties, cluster_id=here.cluster_id) as own:
+                    self._renew(own, DEFAULT_TIMEOUT_S)
+
+    def require(self, state: State) -> None:
+        """Raise ClaimLostError if another promote has taken over."""
+        found = self._found(state)
+        if found is None or (found.actor, found.began_ms) != (actor(), self._began_ms):
+            self.is_lost = True
+            raise ClaimLostError(
+                f"another promote of mirror {self._mirror} has taken over, because this one did not respond",
+                "check with `kmirror describe` and `kmirror events`",
+                Reason.FENCED,
+            )
+
+    def is_held(self) -> bool:
+        """Return whether no other promote is known to have taken over."""
+        try:
+            self.require(self._destination.state())
+        except KmirrorError:
+            return not self.is_lost
+        return True
 
     def release(self, topics: Collection[str], *, ends: bool = False) -> str | None:
         """Release topics that were not stopped; return an error message, or None. `ends`: delete the claim too."""
+        if ends:
+            self._ended.set()
 
         def decide(state: State) -> Changes:
+            self.require(state)
             found = [state.topic(self._mirror, name) for name in topics]
             left = [topic for topic in found if topic is not None and topic.pending_operation == PENDING_PROMOTE]
-            record = self._found(state)
-            is_ours = record is not None and record.began_ms == self._began_ms
-            gone = (record.key,) if ends and record is not None and is_ours else ()
+            gone = (self._record().key,) if ends else ()
             events: tuple[Event, ...] = ()
             if left:
                 details = {"topics": [topic.topic for topic in left][:100], "count": len(left)}
@@ -132,6 +179,8 @@ class Claim:
 
         try:
             change(self._destination, self._mirror, decide)
+        except ClaimLostError as error:
+            return error.message
         except KmirrorError as error:
             return f"topics that were not stopped are still shown as waiting: {error.message}"
         return None

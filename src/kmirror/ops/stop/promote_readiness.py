@@ -1,4 +1,4 @@
-"""What a topic lacks before it may be promoted, and what its source received after the stop. Decides nothing."""
+"""What a topic lacks before it may be promoted. Decides nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kmirror.ops.base.context import Destination, naming_cluster, now_ms, source
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
-from kmirror.ops.stop.work import StopResults
 from kmirror.state.engine_findings import Lacking
 from kmirror.state.records import MirrorRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
@@ -24,7 +23,7 @@ from kmirror.status.engine_health import clock_trouble
 from kmirror.words import counted, listed
 
 #: Instead of a count: the topic of that name is not the one that is mirrored.
-_ANOTHER = "another topic has its name now"
+ANOTHER = "another topic has its name now"
 _SOURCE_S, _DESTINATION_S = 10.0, 30.0
 _MOST_NAMED = 5
 #: A copy this far behind its source is close enough to block producers until it has the rest.
@@ -166,7 +165,7 @@ class ReadinessChecker:
         deadline = min(until, time.monotonic() + _SOURCE_S)
         names = {t.source_topic for t in topics}
         metadata, self._silent = source.newest_metadata(names, timeout=seconds_left(deadline))
-        self._counts |= {t.source_topic: _count_of(t, metadata) for t in topics}
+        self._counts |= {t.source_topic: count_of(t, metadata) for t in topics}
         partitions = {TopicPartition(t.source_topic, p): LATEST for t in topics for p in range(self._count(t))}
         # those without a leader, or with one that is not known now, would hold up all others at each look
         led = {
@@ -261,7 +260,7 @@ class ReadinessChecker:
             follows = False
         elif unknown:
             text = f"{counted(unknown, 'partition has', 'partitions have')} no leader or no known end offset"
-            causes.append(text + (f": {_silence_text(self._silent)}" if self._silent else ""))
+            causes.append(text + (f": {silence_text(self._silent)}" if self._silent else ""))
         if lag:
             causes.append(counted(lag, "offset"))
         if open_partitions:
@@ -321,13 +320,13 @@ class ReadinessChecker:
         return [end.high_watermark if end else None for end in ends]
 
 
-def _count_of(topic: TopicRecord, found: ClusterMetadata) -> int | str:
+def count_of(topic: TopicRecord, found: ClusterMetadata) -> int | str:
     """Return how many partitions a topic has at the source, or why that is unknown."""
     there = found.topics.get(topic.source_topic)
     if there is None or there.error_code:
         return code_name(Code.UNKNOWN_TOPIC_OR_PARTITION if there is None else there.error_code)
     if topic.source_topic_id is not None and there.printed_topic_id not in (None, topic.source_topic_id):
-        return _ANOTHER
+        return ANOTHER
     return len(there.partitions)
 
 
@@ -348,108 +347,7 @@ def topics_to_block(readiness: Readiness, blocked: Collection[str], *, together:
     return [name for name, one in readiness.missing.items() if one.is_close and name not in blocked]
 
 
-def check_source_after_stop(
-    source: ClusterClient, topics: Mapping[str, TopicRecord], done: StopResults
-) -> tuple[list[TopicResult], list[str]]:
-    """Read where the source ends after a stop; return the stop's rows with what it received late, and warnings."""
-    asked = {
-        TopicPartition(topics[topic_partition.topic].source_topic, topic_partition.partition): topic_partition
-        for topic_partition in done.ends
-    }
-    warnings = []
-    added: set[TopicPartition] = set()
-    counts: dict[str, int | str] = {}
-    try:
-        found, silent = source.newest_metadata({topic_partition.topic for topic_partition in asked}, timeout=_SOURCE_S)
-        counts = {partition.topic: _count_of(topics[partition.topic], found) for partition in done.ends}
-        asked = {there: p for there, p in asked.items() if counts[p.topic] != _ANOTHER}
-        for name, count in counts.items():
-            there_are = {TopicPartition(name, p) for p in range(count)} if isinstance(count, int) else set()
-            added |= there_are - done.ends.keys()
-            if there_are and not silent:
-                asked = {there: p for there, p in asked.items() if p.topic != name or p in there_are}
-        settled = [topic_partition for topic_partition in asked if not found.has_replica_on(topic_partition, silent)]
-        marks = source.list_offsets(dict.fromkeys(settled, LATEST), metadata=found, timeout=_SOURCE_S)
-        if len(settled) < len(asked):
-            missing = counted(len(asked) - len(settled), "partition")
-            warnings.append(f"the ends of {missing} could not be read again after the stop: {_silence_text(silent)}")
-    except (KmirrorError, OutcomeUnknown) as error:
-        marks = {}
-        warnings.append(f"the source's ends could not be read again after the stop: {error}")
-    ends: dict[TopicPartition, int] = {}
-    for there, topic_partition in asked.items():
-        answer = marks.get(there)
-        if answer is not None and answer.offset is not None:
-            ends[topic_partition] = answer.offset
-        elif answer is not None and answer.error_code:
-            warnings.append(f"{there} could not be read after the stop: {code_name(answer.error_code)}")
-    rows = []
-    for row in done.results:
-        topic_partition = TopicPartition(row.topic or "", -1 if row.partition is None else row.partition)
-        late = ends[topic_partition] - done.ends[topic_partition] if topic_partition in ends else None
-        if topic_partition in added and row.at_stop is not None:
-            added.discard(topic_partition)
-            rows.append(_added_after(topic_partition, row.lag))
-            continue
-        if counts.get(topic_partition.topic) == _ANOTHER and topic_partition in done.ends:
-            rows.append(_recreated_after(row, topic_partition))
-            continue
-        rows.append(
-            row
-            if late is None
-            else _written_after(row, topic_partition, late)
-            if late > 0
-            else _complete(row, topic_partition)
-        )
-    rows += [_added_after(topic_partition, None) for topic_partition in sorted(added)]
-    return rows, warnings
-
-
-def _silence_text(brokers: Collection[int]) -> str:
+def silence_text(brokers: Collection[int]) -> str:
+    """Return that these brokers of the source do not answer."""
     noun, verb = ("broker", "does") if len(brokers) == 1 else ("brokers", "do")
     return f"{noun} {', '.join(map(str, sorted(brokers)))} of the source {verb} not answer, and may lead by now"
-
-
-def _complete(row: TopicResult, partition: TopicPartition) -> TopicResult:
-    """Return a row that reports the source's end as just read, not as lanes last reported it."""
-    message = (
-        f"{partition} is stopped at {row.last_mirrored_offset}; checked after that, the source had no further records"
-    )
-    return replace(row, message=message, lag=0)
-
-
-def _recreated_after(row: TopicResult, partition: TopicPartition) -> TopicResult:
-    return TopicResult(
-        *partition,
-        Outcome.FAILED,
-        f"{partition} is stopped at {row.last_mirrored_offset}; its source topic was deleted and recreated meanwhile:"
-        " the copy has the former topic's records",
-        Reason.SOURCE_TOPIC_RECREATED,
-        last_mirrored_offset=row.last_mirrored_offset,
-        hint="compare the two topics; what was written to the new one is at the source only",
-    )
-
-
-def _added_after(partition: TopicPartition, offsets: int | None) -> TopicResult:
-    holds = "" if offsets is None else f", with {counted(offsets, 'offset')}"
-    return TopicResult(
-        *partition,
-        Outcome.FAILED,
-        f"{partition} was added at the source while its topic was being stopped{holds}: the copy lacks it",
-        Reason.SOURCE_WRITTEN_AFTER_STOP,
-        lag=offsets,
-        hint="stop the producers; create the partition here, then `kmirror add --adopt` resumes mirroring",
-    )
-
-
-def _written_after(row: TopicResult, partition: TopicPartition, count: int) -> TopicResult:
-    return TopicResult(
-        *partition,
-        Outcome.FAILED,
-        f"{partition} is stopped at {row.last_mirrored_offset}; after that, the source received "
-        f"{counted(count, 'offset')} that the copy lacks",
-        Reason.SOURCE_WRITTEN_AFTER_STOP,
-        last_mirrored_offset=row.last_mirrored_offset,
-        lag=count,
-        hint="stop the producers; `kmirror add --adopt` resumes mirroring if nothing was written here since",
-    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.commands import on_topics
-from kmirror.errors import Reason
+from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import Missing, Readiness
@@ -92,6 +92,14 @@ def not_stopped_together(topic: str, failed: str, *, dry_run: bool = False) -> T
     message = f"{topic} {what}: --together stops all topics or none, and {failed} cannot be stopped"
     hint = f"it stays mirrored; fix {failed} first, or exclude it with --exclude"
     return TopicResult(topic, None, Outcome.REFUSED, message, hint=hint)
+
+
+def lost_rows(topics: Iterable[str], error: KmirrorError) -> list[TopicResult]:
+    """Return the rows of topics that another promote has taken over."""
+    return [
+        TopicResult(one, None, Outcome.FAILED, f"{one} was not stopped: {error.message}", error.reason, hint=error.hint)
+        for one in topics
+    ]
 
 
 def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bool) -> list[TopicResult]:

@@ -134,8 +134,7 @@ def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceE
     end = answer.ends.get(partition)
     if end is None:
         return known
-    if answer.time_ms < (known.source_as_of_ms or 0):
-        return replace(known, source_answered=True)
+    # newer than any report, whatever their times: the reports were read before the source was asked, by other clocks
     return replace(
         known,
         source_offset=end.offset,

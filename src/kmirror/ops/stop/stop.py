@@ -302,12 +302,13 @@ def _stopped(
     request = work.request
     records: list[TopicRecord | PartitionRecord] = []
     offsets: dict[str, object] = {}
-    for known in topics:
-        topic = state.topic(request.mirror, known.topic)
+    for one in topics:
+        topic = state.topic(request.mirror, one.topic)
         if topic is None or topic.pending_operation != PENDING_STOP:
             continue
         new = (record for record in unmirrored if record.topic == topic.topic)
         for record in (*state.partitions(request.mirror, topic.topic), *new):
+            known = work.at_stop.get(TopicPartition(topic.topic, record.partition), record.at_stop)
             stopped = replace(
                 record,
                 state=PartitionState.STOPPED,
@@ -316,7 +317,7 @@ def _stopped(
                 message=None,
                 retry_attempt=0,
                 failed_offset=None,
-                at_stop=work.at_stop.get(TopicPartition(topic.topic, record.partition), record.at_stop),
+                at_stop=_unchecked(known) if request.reason is Reason.PROMOTED else known,
             )
             records.append(stopped)
             if len(offsets) < _MOST_TOPICS_IN_EVENT:
@@ -328,6 +329,11 @@ def _stopped(
     details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
     event = own_event(request.mirror, request.verb, ExitCode.OK.name, details)
     return Changes(tuple(records), (), (event,))
+
+
+def _unchecked(known: AtStop | None) -> AtStop | None:
+    """Return what was known at a promote's stop, marked as not yet compared with the source's end after it."""
+    return known if known is None or known.source_only else replace(known, unchecked=True)
 
 
 STOP: tuple[Step[StopWork], ...] = (
@@ -414,33 +420,39 @@ def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
     ]
 
 
+def copied_back(destination: Destination, mirror: MirrorRecord, topics: Collection[str]) -> dict[str, list[str]]:
+    """Return which of these topics are copied from here to the source, by its mirrors; none if that is unknown."""
+    if not topics:
+        return {}
+    try:
+        state = stored_state_on(mirror.source, _ELSEWHERE_MS)
+    except (KmirrorError, OutcomeUnknown):
+        return {}
+    live = {
+        other.name: [
+            topic.source_topic
+            for topic in state.topics(other.name)
+            if topic.source_topic in topics and topic.desired is not DesiredState.STOPPED
+        ]
+        for other in state.mirrors
+        if other.source_cluster_id == destination.cluster_id
+    }
+    return {name: found for name, found in live.items() if found}
+
+
 def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Collection[str], verb: str) -> list[str]:
     """Return a warning for each mirror on the source that copies stopped `topics` from here; none if it is unknown.
 
     After a failback or a switchover both clusters have a mirror of the same name: a stop that finds nothing left to
     stop may have been meant for the other cluster.
     """
-    try:
-        state = stored_state_on(mirror.source, _ELSEWHERE_MS)
-    except (KmirrorError, OutcomeUnknown):
-        return []
     servers = mirror.source.get("bootstrap.servers", "")
-    warnings = []
-    for other in state.mirrors:
-        if other.source_cluster_id != destination.cluster_id:
-            continue
-        live = [
-            topic
-            for topic in state.topics(other.name)
-            if topic.source_topic in topics and topic.desired is not DesiredState.STOPPED
-        ]
-        if live:
-            warnings.append(
-                f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
-                f" {other.name} on cluster {mirror.source_cluster_id}, which copies {counted(len(live), 'topic')} from"
-                f" here: `{on_mirror(verb, other.name, *option('--bootstrap-server', servers))}`"
-            )
-    return warnings
+    return [
+        f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
+        f" {name} on cluster {mirror.source_cluster_id}, which copies {counted(len(live), 'topic')} from"
+        f" here: `{on_mirror(verb, name, *option('--bootstrap-server', servers))}`"
+        for name, live in copied_back(destination, mirror, topics).items()
+    ]
 
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:
