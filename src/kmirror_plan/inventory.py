@@ -40,7 +40,7 @@ class TopicFacts:
     partitions: int = shown(COUNT, "partitions", "PARTITIONS")
     offsets: int | None = shown(COUNT.null_when("a leader does not answer"), "offsets between its ends", "OFFSETS")
     size: int | None = shown(
-        BYTES.null_when("we lack DESCRIBE on the cluster, or it was not sampled"),
+        BYTES.null_when("a partition has no leader, or brokers do not say its bytes and no batch could be read"),
         "bytes to copy: one replica as stored, remote storage included",
         "BYTES",
         key="bytes",

@@ -51,7 +51,7 @@ def _outcome(
         message = "not added to this mirror"
     elif len(copied) < len(names):
         message = f"{len(copied):,} of {counted(len(names), 'topic is', 'topics are')} copied"
-    elif None in times or not began:
+    elif None in times or len(began) < len(found):
         message = "copied; when is not known: an older version copied it"
     else:
         actual = max(0, max(time for time in times if time is not None) - min(began)) / 1000

@@ -105,12 +105,12 @@ def _some(names: Sequence[str]) -> str:
 def _picture(plan: MigrationPlan) -> Iterator[str]:
     """Draw each wave as a row of its applications: circles whose areas are their bytes."""
     topics = {topic.topic: topic for topic in plan.topics}
-    by_name = {one.name: one for one in plan.applications}
+    titles = {one.name: _title(one, topics) for one in plan.applications}
     sizes = {one.name: _size(one, topics) for one in plan.applications}
     largest = max(sizes.values(), default=0) or 1
     parts, top = [], _GAP
     for wave in plan.waves:
-        drawn, top = _row(wave, by_name, sizes, largest, top)
+        drawn, top = _row(wave, titles, sizes, largest, top)
         parts += drawn
     yield f"<figure><figcaption>Applications by wave; areas are bytes, the largest {byte_count(largest)}</figcaption>\n"
     yield f'<svg viewBox="0 0 {_WIDTH} {top:.0f}" role="img" aria-label="Applications by wave">\n'
@@ -122,8 +122,14 @@ def _size(application: Application, topics: dict[str, TopicFacts]) -> int:
     return sum(topics[name].size or 0 for name in application.topics)
 
 
+def _title(application: Application, topics: dict[str, TopicFacts]) -> str:
+    is_known = all(topics[name].size is not None for name in application.topics)
+    size = byte_count(_size(application, topics)) if is_known else "of unknown size"
+    return f"{application.name}: {counted(len(application.topics), 'topic')}, {size}"
+
+
 def _row(
-    wave: Wave, by_name: dict[str, Application], sizes: dict[str, int], largest: int, top: float
+    wave: Wave, titles: dict[str, str], sizes: dict[str, int], largest: int, top: float
 ) -> tuple[list[str], float]:
     """Return the elements of a wave's row, and where the next one begins."""
     names = sorted(wave.applications, key=lambda name: (-sizes[name], name))
@@ -133,11 +139,9 @@ def _row(
         radius = max(_LEAST_RADIUS, _LARGEST_RADIUS * sqrt(sizes[name] / largest))
         if x + 2 * radius > _WIDTH:
             x, line = float(_LEFT), bottom + _GAP
-        found = by_name[name]
-        told = f"{name}: {counted(len(found.topics), 'topic')}, {byte_count(sizes[name])}"
         kind = "bad" if wave.never_catches_up else "warn" if wave.exceeds else "ok"
         center = f'cx="{x + radius:.1f}" cy="{line + radius:.1f}"'
-        parts.append(f'<circle class="{kind}" {center} r="{radius:.1f}"><title>{text(told)}</title></circle>\n')
+        parts.append(f'<circle class="{kind}" {center} r="{radius:.1f}"><title>{text(titles[name])}</title></circle>\n')
         x, bottom = x + 2 * radius + _GAP, max(bottom, line + 2 * radius)
     more = f" +{len(names) - len(shown)}" if len(names) > len(shown) else ""
     label = f'<text x="8" y="{top + 14:.1f}" font-size="14" fill="currentColor">wave {wave.number}{more}</text>\n'

@@ -165,7 +165,7 @@ def _note_settings(client: ClusterClient, settings: Mapping[str, TopicSettings |
     if refused := sorted(name for name, one in settings.items() if isinstance(one, int)):
         seen.lack(
             f"the settings of {listed(refused)}",
-            "we lack DESCRIBE_CONFIGS on them",
+            "we lack DESCRIBE_CONFIGS on them: their bytes are estimated, for some may be in remote storage",
             grant_line(client.config, ("DESCRIBE_CONFIGS",), *option("--topic", "*")),
         )
 
@@ -187,7 +187,8 @@ def _sizes(
                 "we lack DESCRIBE on the cluster: they are estimated from offsets and samples",
                 grant_line(client.config, ("DESCRIBE",), "--cluster"),
             )
-    return sizes
+    # of a topic whose settings we may not read, remote storage may have most
+    return {one: size for one, size in sizes.items() if isinstance(settings.get(one.topic), Mapping)}
 
 
 def _is(settings: TopicSettings | int | None, key: str, value: str) -> bool:

@@ -90,9 +90,9 @@ def _size_of(wave: Wave) -> str:
 
 
 def _patience(wave: Wave) -> str:
-    """Return how long to wait: three times as long as predicted, an hour at least."""
-    seconds = 3 * (wave.caught_up_seconds or wave.copy_seconds or 0)
-    return duration_text(max(3600.0, seconds))
+    """Return how long to wait: three times as long as predicted, an hour at least; a day if nothing is."""
+    predicted = wave.caught_up_seconds or wave.copy_seconds
+    return duration_text(86_400.0 if predicted is None else max(3600.0, 3 * predicted))
 
 
 def _worries(plan: MigrationPlan) -> Iterator[tuple[str, list[str]]]:

@@ -2,7 +2,8 @@
 
 Waves are filled in the order of the applications' sizes, the smallest first: the first wave is a rehearsal that costs
 little. No application is split over two waves. Schemas come first, since everyone needs them, and topics that are hubs
-last, since they can only be switched when no one is left.
+last, since they can only be switched when no one is left. What is of unknown size may be larger than any limit: it
+comes after what is known, and shares no wave with it.
 
 The time of a wave is known only if the rate of a copy is: it was given, or measured by a trial copy. Records that are
 written meanwhile are copied too, so a copy catches up only if it is faster than they are written.
@@ -16,7 +17,7 @@ from typing import Any
 
 from kmirror.columns import COUNT, FLAG, TEXT, Column, Type, list_of, shown, table_row
 from kmirror.settings.durations import format_duration
-from kmirror.words import byte_count, byte_rate
+from kmirror.words import byte_count, byte_rate, counted
 from kmirror_plan.applications import Application
 from kmirror_plan.inventory import BYTES, BYTES_PER_SECOND, Shape, TopicFacts
 
@@ -70,7 +71,8 @@ class Wave:
     )
     never_catches_up: bool = shown(FLAG, "whether records are written at least as fast as they can be copied")
     exceeds: str | None = shown(
-        TEXT.null_when("it is within the limits"), "the limit that it exceeds, for one application alone is larger"
+        TEXT.null_when("it is within the limits"),
+        "the limit that it exceeds, for one application alone is larger; or that the size of some topics is not known",
     )
 
 
@@ -131,11 +133,11 @@ def waves_of(
     return tuple(replace(wave, number=number) for number, wave in enumerate(waves, 1))
 
 
-def _place(application: Application, topics: Mapping[str, TopicFacts], hubs: frozenset[str]) -> tuple[int, int]:
+def _place(application: Application, topics: Mapping[str, TopicFacts], hubs: frozenset[str]) -> tuple[int, bool, int]:
     if any(topics[topic].shape is Shape.SCHEMAS for topic in application.topics):
-        return 0, 0
-    size = sum(topics[topic].size or 0 for topic in application.topics)
-    return (2 if hubs & {*application.topics} else 1), size
+        return 0, False, 0
+    size, least = _sum([topics[topic] for topic in application.topics], lambda topic: topic.size)
+    return (2 if hubs & {*application.topics} else 1), size is None, least
 
 
 def _filled(
@@ -162,19 +164,21 @@ def _wave(
 ) -> Wave:
     names = tuple(sorted(name for application in applications for name in application.topics))
     found = [topics[name] for name in names]
-    size = _sum(found, lambda topic: topic.size)
-    written = _sum(found, lambda topic: topic.rate)
-    copying = _sum(found, lambda topic: _seconds_of(topic, rates))
+    size, least_size = _sum(found, lambda topic: topic.size)
+    written, _ = _sum(found, lambda topic: topic.rate)
+    copying, least_copying = _sum(found, lambda topic: _seconds_of(topic, rates))
     copy_seconds = None if copying is None else START_SECONDS + copying
     # the share of its time that a copy needs to keep up with what is written
-    load = _sum(found, lambda topic: _share_of(topic, rates))
-    never = load is not None and load >= 1
+    load, least_load = _sum(found, lambda topic: _share_of(topic, rates))
+    never = least_load >= 1
     caught_up = None if copy_seconds is None or load is None or never else copy_seconds / (1 - load)
     exceeds = None
-    if limits.size is not None and size is not None and size > limits.size:
+    if limits.size is not None and least_size > limits.size:
         exceeds = f"--wave-bytes {byte_count(limits.size)}"
-    elif limits.seconds is not None and copy_seconds is not None and copy_seconds > limits.seconds:
+    elif limits.seconds is not None and START_SECONDS + least_copying > limits.seconds:
         exceeds = f"--wave-time {duration_text(limits.seconds)}"
+    elif unknown := sum(topic.size is None for topic in found):
+        exceeds = f"the size of {counted(unknown, 'topic')} is not known"
     return Wave(
         number=0,
         applications=tuple(application.name for application in applications),
@@ -203,7 +207,8 @@ def _share_of(topic: TopicFacts, rates: CopyRates) -> float | None:
     return None if topic.rate is None or not rate else topic.rate / rate
 
 
-def _sum(topics: Sequence[TopicFacts], value: Callable[[TopicFacts], Any]) -> Any:
-    """Return a sum, None if one of the values is not known."""
+def _sum(topics: Sequence[TopicFacts], value: Callable[[TopicFacts], Any]) -> tuple[Any, Any]:
+    """Return a sum, None if one of the values is not known; and the sum of those that are, which it is at least."""
     values = [value(topic) for topic in topics]
-    return None if None in values else sum(values)
+    least = sum(one for one in values if one is not None)
+    return None if None in values else least, least

@@ -7,7 +7,6 @@ everything that was made is removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -33,6 +32,7 @@ from kmirror_rehearse.rehearsal_evidence import (
     PhaseName,
     Rehearsal,
     RehearsedTopic,
+    sum_if_known,
 )
 from kmirror_rehearse.rehearsal_findings import Kind
 from kmirror_rehearse.rehearsal_run import (
@@ -128,9 +128,9 @@ def _evidence(run: RehearsalRun, here: Destination, *, is_sandbox: bool) -> Rehe
             RehearsedTopic(
                 topic=topic,
                 partitions=partitions,
-                offsets=_sum(run.offsets, places),
-                reported=_sum(run.reported, places),
-                lost=_sum(run.lost, places),
+                offsets=sum_if_known(run.offsets, places),
+                reported=sum_if_known(run.reported, places),
+                lost=sum_if_known(run.lost, places),
                 written=run.written.get(topic),
                 read=run.read.get(topic),
             )
@@ -154,8 +154,3 @@ def _evidence(run: RehearsalRun, here: Destination, *, is_sandbox: bool) -> Rehe
         findings=tuple(dict.fromkeys(run.findings)),
         checks=tuple(run.checks),
     )
-
-
-def _sum(known: Mapping[TopicPartition, int | None], places: Sequence[TopicPartition]) -> int | None:
-    found = [known.get(at) for at in places]
-    return None if None in found else sum(one for one in found if one is not None)

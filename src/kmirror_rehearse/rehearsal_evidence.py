@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.columns import (
     COUNT,
     DURATION,
@@ -219,3 +221,16 @@ class Rehearsal:
 
 
 REHEARSAL: tuple[Column[Rehearsal], ...] = columns_of(Rehearsal)
+
+
+def lost_records(
+    places: Iterable[TopicPartition], ends: Mapping[TopicPartition, int], mirrored: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int | None]:
+    """Return what partitions had when they were cut off and the destination lacks; None if either is not known."""
+    return {at: max(0, ends[at] - mirrored[at]) if at in ends and at in mirrored else None for at in places}
+
+
+def sum_if_known(known: Mapping[TopicPartition, int | None], places: Iterable[TopicPartition]) -> int | None:
+    """Return the sum for partitions; None if that of one is not known."""
+    found = [known.get(at) for at in places]
+    return None if None in found else sum(one for one in found if one is not None)

@@ -65,6 +65,8 @@ from kmirror_rehearse.rehearsal_evidence import (
     FailoverStep,
     Loss,
     PhaseName,
+    lost_records,
+    sum_if_known,
 )
 from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, warn
 from kmirror_rehearse.rehearsal_run import (
@@ -210,7 +212,7 @@ class Rehearser:
 
     def _cut(self) -> None:
         run = self._run
-        places = [TopicPartition(topic, one) for topic in run.names for one in range(run.source.topics[topic])]
+        places = self._places
         ends: Mapping[TopicPartition, OffsetAnswer] = {}
         with suppress(KmirrorError):
             ends = run.source.client.list_offsets(dict.fromkeys(places, LATEST), read_committed=True)
@@ -229,6 +231,12 @@ class Rehearser:
         self._run.findings.append(
             warn(Kind.TOO_SLOW, "describe", f"it did not say within {_NOTICE_S:g} s that the source is gone")
         )
+
+    @property
+    def _places(self) -> list[TopicPartition]:
+        """The partitions that are mirrored, by their names at the source."""
+        topics = self._run.source.topics
+        return [TopicPartition(topic, one) for topic in self._run.names for one in range(topics[topic])]
 
     def _since_cut(self) -> float:
         return round(time.monotonic() - self._cut_at, 3)
@@ -261,16 +269,10 @@ class Rehearser:
         totals = result.totals
         least = totals.known_lost_records if totals is not None and not totals.partitions_unknown else None
         most = None if totals is None or least is None else least + totals.estimated_more_at_loss_records
-        counted_loss = self._count_lost()
+        run.lost = lost_records(self._places, self._ends, run.offsets)
+        counted_loss = sum_if_known(run.lost, self._places)
         run.loss = Loss(reported_least=least, reported_most=most, counted=counted_loss, behind=self._behind)
         run.findings += find.loss_misreported(least, most, counted_loss)
-
-    def _count_lost(self) -> int | None:
-        """Count by the files of the stand-in what it had when it was cut off and the destination lacks."""
-        for at, mirrored in self._run.offsets.items():
-            self._run.lost[at] = max(0, self._ends[at] - mirrored) if at in self._ends else None
-        found = list(self._run.lost.values())
-        return None if None in found else sum(one for one in found if one is not None)
 
     def _write(self) -> None:
         run, client = self._run, self._here.client

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -21,7 +22,7 @@ from kmirror.ops.show.describe import describe
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
 from tests.support.stored import first_difference, log_dir_of
 from tests.support.waiting import wait_until
 
@@ -85,3 +86,32 @@ def test_a_copy_continues_while_lanes_move_come_and_go(cluster_pair: ClusterPair
         engine.catch_up()
     theirs, ours = log_dir_of(cluster_pair.source), log_dir_of(cluster_pair.destination)
     assert [first_difference(theirs, ours, topic, partition) for partition in range(PARTITIONS)] == [None] * PARTITIONS
+
+
+@pytest.mark.slow
+def test_a_lane_makes_room_for_a_rebuild_where_lanes_have_all_cores(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    topic, recreated = unique_topic("stays"), unique_topic("recreated")
+    make_topic(cluster_pair.source, topic, PARTITIONS)
+    make_topic(cluster_pair.source, recreated)
+    produce(cluster_pair.source, recreated, ["old"])
+    mirror = new_mirror(destination, cluster_pair.source, copy_lanes="3", refresh_interval_seconds="1")
+    assert add(destination, mirror, selector(topic, recreated)).exit_code == 0
+    with LocalEngine(destination, mirror, executors=(Executor("2", "host-c", 3),)) as engine:
+        threads, run = engine.threads, engine.threads.map
+
+        def queued(*work: Any, **more: Any) -> Generator[Any, None, None]:
+            """Wait for a core, as Spark does."""
+            wait_until(lambda: threads.placement is not None and len(threads.placement.places) < 3)
+            yield from run(*work, **more)
+
+        threads.map = queued  # type: ignore[method-assign]
+        engine.catch_up()
+        delete_topic(cluster_pair.source, recreated)
+        make_topic(cluster_pair.source, recreated)
+        wait_until(lambda: any(row.topic == recreated and row.archive for row in describe(destination, mirror)))
+        wait_until(lambda: any("room for all lanes" in note for note in engine.notes))
+        assert any("room for 2 lanes" in note for note in engine.notes)
+        wait_until(lambda: len({row.lane for row in describe(destination, mirror)}) == 3)
+        assert not engine.engine.failures

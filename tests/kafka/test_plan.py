@@ -55,6 +55,18 @@ def file_of(cluster: SandboxCluster, folder: Path) -> str:
     return str(file)
 
 
+def guarded_file(cluster: SandboxCluster, folder: Path) -> str:
+    """Write the file of `--mirror-config` with a login of few rights."""
+    config = folder / "source.properties"
+    properties = cluster.client_properties("kmirror")
+    secret = folder / "login.properties"
+    secret.write_text(f"login={properties.pop('sasl.jaas.config')}\n")
+    secret.chmod(0o600)
+    lines = [f"{key}={value}" for key, value in properties.items()]
+    config.write_text("\n".join([*lines, f"sasl.jaas.config=${{file:{secret}:login}}"]) + "\n")
+    return str(config)
+
+
 def planned(destination: SandboxCluster, *arguments: str) -> dict[str, Any]:
     done = typed(destination, "plan", *arguments, "--sample", "1s", "--json")
     assert done.returncode == 0, done.stderr
@@ -196,14 +208,7 @@ def test_with_least_rights_it_names_what_it_may_not_see(
     for number in range(5):
         producer.produce(ledger, f"paid-{number}", partition=0)
     producer.commit_transaction(30)
-    config = tmp_path / "source.properties"
-    properties = guarded_cluster.client_properties("kmirror")
-    secret = tmp_path / "login.properties"
-    secret.write_text(f"login={properties.pop('sasl.jaas.config')}\n")
-    secret.chmod(0o600)
-    lines = [f"{key}={value}" for key, value in properties.items()]
-    config.write_text("\n".join([*lines, f"sasl.jaas.config=${{file:{secret}:login}}"]) + "\n")
-    plan = planned(cluster_pair.destination, "--mirror-config", str(config))
+    plan = planned(cluster_pair.destination, "--mirror-config", guarded_file(guarded_cluster, tmp_path))
     assert topic in names(plan["topics"])
     assert hidden not in names(plan["topics"])
     (seen,) = [one for one in plan["topics"] if one["topic"] == topic]
@@ -217,6 +222,55 @@ def test_with_least_rights_it_names_what_it_may_not_see(
     assert "--transactional-id" in unknown[ids]
     assert "--operation DESCRIBE" in unknown["the bytes of topics"].replace("Describe", "DESCRIBE")
     assert (plan["principals"], plan["quotas"], plan["scramUsers"]) == (None, None, None)
+
+
+@pytest.mark.slow
+def test_what_has_a_partition_without_a_leader_shares_no_wave(
+    three_brokers: SandboxCluster, destination_cluster: SandboxCluster, tmp_path: Path
+) -> None:
+    prefix = unique_topic("led")
+    admin = AdminClient({"bootstrap.servers": three_brokers.bootstrap_servers})
+    stays, goes = (broker.node_id for broker in three_brokers.brokers[:2])
+    for name, replicas in (("a", [[goes], [stays]]), ("b", [[stays]]), ("c", [[stays]])):
+        create_and_wait(admin, NewTopic(f"{prefix}.{name}", len(replicas), replica_assignment=replicas))
+        produce(three_brokers, f"{prefix}.{name}", ["one", "two"])
+    three_brokers.kill(goes)
+    wait_until(lambda: admin.list_topics(timeout=30).topics[f"{prefix}.a"].partitions[0].leader < 0)
+    options = ("--mirror-config", file_of(three_brokers, tmp_path), "--topics", f"{prefix}.*", "--bandwidth", "1MB/s")
+    for limit in ((), ("--wave-time", "1h")):
+        plan = planned(destination_cluster, *options, *limit)
+        found = [(wave["topics"], wave["bytes"] is None, wave["exceeds"]) for wave in plan["waves"]]
+        assert found == [
+            ([f"{prefix}.b", f"{prefix}.c"], False, None),
+            ([f"{prefix}.a"], True, "the size of 1 topic is not known"),
+        ]
+
+
+@pytest.mark.slow
+def test_bytes_of_topics_whose_settings_may_not_be_read_are_estimated_for_they_may_be_tiered(
+    cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_path: Path
+) -> None:
+    seen, whole = unique_topic("seen"), unique_topic("whole")
+    with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
+        for name in (seen, whole):
+            create_topic(admin, name, 1, 1, {})
+        rights = [acls("topic", name, "kmirror", "READ") for name in (seen, whole)]
+        give(
+            admin,
+            *rights,
+            acls("topic", whole, "kmirror", "DESCRIBE_CONFIGS"),
+            acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"),
+        )
+        producer = Producer(librdkafka(admin.config))
+    for name in (seen, whole):
+        producer.produce(name, "one")
+    assert producer.flush(30) == 0
+    plan = planned(cluster_pair.destination, "--mirror-config", guarded_file(guarded_cluster, tmp_path))
+    found = {one["topic"]: one for one in plan["topics"]}
+    assert {name: found[name]["bytesAreEstimated"] for name in (seen, whole)} == {seen: True, whole: False}
+    assert found[seen]["bytes"] > 0
+    (settings,) = [one for one in plan["unknown"] if one["what"] == f"the settings of {seen}"]
+    assert "may be in remote storage" in settings["why"]
 
 
 @pytest.mark.long

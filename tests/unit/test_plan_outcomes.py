@@ -39,3 +39,11 @@ def test_a_copied_wave_has_its_time_and_how_it_compares() -> None:
 def test_what_is_not_known_has_no_time(changes: dict[str, object], message: str) -> None:
     first, _ = wave_outcomes(PLAN, *known(**changes))
     assert (first.actual_seconds, first.message) == (None, message)
+
+
+def test_a_topic_of_which_is_not_known_when_it_was_added_leaves_a_wave_without_time() -> None:
+    (topic,), (row,) = known()
+    early = replace(topic, topic="early", source_topic="early", added_at_ms=None)
+    plan = {"waves": [{"number": 1, "topics": ["orders", "early"], "copySeconds": 20.0}]}
+    (wave,) = wave_outcomes(plan, [topic, early], [row, replace(row, topic="early")])
+    assert (wave.actual_seconds, wave.message) == (None, "copied; when is not known: an older version copied it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -66,9 +67,43 @@ def test_a_copy_catches_up_only_if_it_is_faster_than_what_is_written(
 
 def test_what_is_not_known_is_not_predicted() -> None:
     assert [wave.copy_seconds for wave in waves({"a": 10}, rate=None)] == [None]
-    assert [(wave.size, wave.copy_seconds) for wave in waves({"a": None, "b": 5}, rate=1.0)] == [(None, None)]
+    found = waves({"a": None, "b": 5}, rate=1.0)
+    assert [(wave.size, wave.copy_seconds) for wave in found] == [(5, START_SECONDS + 5), (None, None)]
     (wave,) = waves({"a": 10}, rate=1.0, written=None)
     assert (wave.copy_seconds, wave.caught_up_seconds, wave.never_catches_up) == (START_SECONDS + 10, None, False)
+
+
+@pytest.mark.parametrize("limits", [WaveLimits(), WaveLimits(size=60), WaveLimits(seconds=START_SECONDS + 60)])
+def test_what_is_of_unknown_size_moves_alone_and_last_and_the_others_within_the_limits(limits: WaveLimits) -> None:
+    found = waves({"a": None, "b": 40, "c": None, "d": 50, "e": 10}, limits, rate=1.0)
+    together = [("e", "b", "d")] if limits.size is limits.seconds is None else [("e", "b"), ("d",)]
+    assert [wave.applications for wave in found] == [*together, ("a",), ("c",)]
+    unknown = "the size of 1 topic is not known"
+    assert [wave.exceeds for wave in found] == [*[None] * len(together), unknown, unknown]
+
+
+@pytest.mark.parametrize(
+    ("limits", "exceeds"),
+    [
+        (WaveLimits(size=60), "--wave-bytes 60 B"),
+        (WaveLimits(seconds=START_SECONDS + 60), "--wave-time 1m2s"),
+        (WaveLimits(size=99), "the size of 1 topic is not known"),
+    ],
+)
+def test_what_is_known_of_an_application_counts_though_another_of_its_topics_is_not(
+    limits: WaveLimits, exceeds: str
+) -> None:
+    topics = {"a": topic("a", size=70), "b": topic("b", size=None)}
+    one = Application(name="one", topics=("a", "b"), groups=(), producers=())
+    (wave,) = waves_of([one], topics, frozenset(), CopyRates(1.0), limits)
+    assert (wave.size, wave.copy_seconds, wave.exceeds) == (None, None, exceeds)
+
+
+def test_a_copy_never_catches_up_if_the_topics_whose_rates_are_known_are_too_much_for_it() -> None:
+    topics = {"a": topic("a", size=1, rate=2.0), "b": topic("b", size=1, rate=None)}
+    one = Application(name="one", topics=("a", "b"), groups=(), producers=())
+    (wave,) = waves_of([one], topics, frozenset(), CopyRates(1.0), WaveLimits())
+    assert (wave.rate, wave.caught_up_seconds, wave.never_catches_up) == (None, None, True)
 
 
 def test_schemas_move_first_and_topics_that_all_use_last() -> None:
@@ -196,6 +231,15 @@ def test_two_plans_differ_in_what_changed() -> None:
         ("CHANGED", "application", "g"): "topics now also b",
         ("ADDED", "finding", "rights on topic a"): "we lack READ",
     }
+
+
+def test_the_page_and_the_runbook_say_that_a_size_is_not_known_and_do_not_take_it_for_none() -> None:
+    made = plan(topic("a", size=5), topic("b", size=None))
+    page, commands = plan_page(made), runbook(made, "m", "source.properties", ())
+    assert "<title>a: 1 topic, 5 B</title>" in page
+    assert "<title>b: 1 topic, of unknown size</title>" in page
+    (unknown, known) = re.findall(r"wait .* --timeout (\w+)", commands)[::-1]
+    assert (known, unknown) == ("1h", "1d")
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"

@@ -11,6 +11,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.protocol.topic_configs import TopicSetting, TopicSettings
 from kmirror.ops.base.client_gaps import ClientGaps
+from kmirror_rehearse.rehearsal_evidence import lost_records, sum_if_known
 from kmirror_rehearse.rehearsal_findings import (
     Finding,
     FindingLevel,
@@ -159,6 +160,16 @@ def test_clocks_are_off_in_both_directions() -> None:
 )
 def test_a_loss_is_misreported(least: int | None, most: int | None, counted: int | None, is_misreported: bool) -> None:
     assert bool(list(loss_misreported(least, most, counted))) == is_misreported
+
+
+def test_what_was_lost_is_not_counted_if_one_partition_does_not_say_how_far_it_was_mirrored() -> None:
+    a, b = TopicPartition("t", 0), TopicPartition("t", 1)
+    known = lost_records([a, b], {a: 10, b: 5}, {a: 7, b: 9})
+    assert (known, sum_if_known(known, [a, b])) == ({a: 3, b: 0}, 3)
+    for ends, mirrored in (({a: 10, b: 5}, {a: 7}), ({a: 10}, {a: 7, b: 5})):
+        lost = lost_records([a, b], ends, mirrored)
+        assert (lost, sum_if_known(lost, [a, b])) == ({a: 3, b: None}, None)
+    assert sum_if_known(lost_records([a, b], {a: 10, b: 5}, {}), [a, b]) is None
 
 
 def test_what_clients_lack_is_bad_and_what_is_unknown_a_warning() -> None:

@@ -1,4 +1,4 @@
-"""Where Spark's own words of a run go, and how long they are kept."""
+"""How many threads a run has Spark start, where Spark's own words go, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kmirror.ops.base.spark import new_log_file
+from kmirror.engine.spark.application import SparkRuntime
+from kmirror.engine.spark.conf import local_threads
+from kmirror.ops.base.run_request import RunRequest
+from kmirror.ops.base.spark import new_log_file, spark_options
+from tests.support.stores import mirror
 
 
 def test_logs_of_runs_that_have_ended_are_deleted_and_never_one_of_a_run_that_lives(
@@ -24,3 +28,14 @@ def test_logs_of_runs_that_have_ended_are_deleted_and_never_one_of_a_run_that_li
     living, ended, *younger = files
     assert {*folder.iterdir()} == {living, *younger}
     assert not ended.exists()
+
+
+def test_a_running_mirror_may_be_given_any_number_of_lanes_and_a_rebuild_still_finds_a_thread() -> None:
+    options = spark_options(RunRequest(("m",), "local[2]"), [mirror("m")], Path("spark.log"))
+    most_lanes, one_that_restarts, rebuild = 256, 1, 1
+    assert local_threads(options) >= most_lanes + one_that_restarts + rebuild
+
+
+def test_a_rebuild_takes_no_more_of_a_local_master_than_its_cores_and_slots() -> None:
+    options = spark_options(RunRequest(("m",), "local[2]"), [mirror("m")], Path("spark.log"))
+    assert SparkRuntime(options).spare_slots == options.slots

@@ -81,6 +81,7 @@ class Engine:
     mirror: str = "m"
     lanes_wanted: int = 4
     is_settled: bool = True
+    is_rebuilding: bool = False
     limits: list[int | None] = field(default_factory=list)
     moves: list[tuple[int, str]] = field(default_factory=list)
     have: list[RunningLane] = field(default_factory=list)
@@ -103,6 +104,16 @@ def test_fewer_slots_are_believed_when_that_lasts_and_more_at_once() -> None:
     assert engine.limits == [None] * 8 + [2] + [None] * 3
     spread.tick(None, [engine], 99.0)
     assert len(engine.limits) == 12
+
+
+@pytest.mark.parametrize(("wanted", "limit"), [(3, None), (4, 3), (9, 3)])
+def test_lanes_leave_room_for_what_a_rebuild_archives(wanted: int, limit: int | None) -> None:
+    engine, spread = Engine(lanes_wanted=wanted), Spread()
+    spread.tick(Placement((A, B), {}), [engine], 0.0)
+    engine.is_rebuilding = True
+    spread.tick(Placement((A, B), {}), [engine], 1.0)
+    spread.tick(Placement((A, B), {}, is_elastic=True), [engine], 2.0)
+    assert engine.limits == [4 if wanted > 4 else None, limit, None]
 
 
 def test_where_spark_makes_room_there_is_no_limit() -> None:

@@ -60,6 +60,11 @@ class LaneBalancer:
         """True when all its lanes run, on known executors."""
         return self._lanes.is_settled
 
+    @property
+    def is_rebuilding(self) -> bool:
+        """True while a topic is being rebuilt, which takes a worker beside the lanes."""
+        return bool(self._topics.claimed())
+
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         """Take where lanes run, and how many it may have; None for as many as it wants."""
         lanes = self._lanes

@@ -58,6 +58,9 @@ class MirrorLanes(Protocol):
     @property
     def is_settled(self) -> bool: ...
 
+    @property
+    def is_rebuilding(self) -> bool: ...
+
     def take_placement(self, placement: Placement, limit: int | None) -> None: ...
 
     def running_lanes(self) -> Collection[RunningLane]: ...
@@ -80,7 +83,10 @@ class Spread:
         """Limit and move lanes, given where they run."""
         if placement is None:
             return
-        limits = slot_shares({m.mirror: m.lanes_wanted for m in mirrors}, self._counted_slots(placement, at))
+        slots = self._counted_slots(placement, at)
+        if slots is not None and any(mirror.is_rebuilding for mirror in mirrors):
+            slots -= 1  # lanes never end: what a rebuild archives would wait for them for ever
+        limits = slot_shares({m.mirror: m.lanes_wanted for m in mirrors}, slots)
         for mirror in mirrors:
             mirror.take_placement(placement, limits.get(mirror.mirror))
         if not all(mirror.is_settled for mirror in mirrors):

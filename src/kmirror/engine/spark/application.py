@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -154,13 +154,16 @@ class SparkRuntime:
 
     @property
     def spare_slots(self) -> int:
-        """How many more functions could start now."""
+        """How many more functions could start now: on a local master, whose threads share its cores, no more than
+        without the threads for what may come later.
+        """
         if self._local:
             capacity = spark_conf.local_threads(self._options)
+            most = spark_conf.local_threads(replace(self._options, later_slots=0))
         else:
-            capacity = sum(executor.cores for executor in executors(self._running()))
+            most = capacity = sum(executor.cores for executor in executors(self._running()))
         with self._lock:
-            return max(0, capacity - len(self._jobs))
+            return min(most, max(0, capacity - len(self._jobs)))
 
     @property
     def driver_host(self) -> str:

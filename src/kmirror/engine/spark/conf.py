@@ -231,6 +231,8 @@ def _local_settings(folder: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         # The only executor is the JVM itself: after a suspension it must not count itself as lost.
         "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
+        # By default one for each of the master's threads, of which most are for lanes that may come later.
+        "spark.rpc.netty.dispatcher.numThreads": "4",
         "spark.local.dir": str(folder),
         "spark.python.unix.domain.socket.enabled": str(short).lower(),
         "spark.python.unix.domain.socket.dir": str(folder),

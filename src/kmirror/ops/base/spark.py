@@ -25,7 +25,8 @@ from kmirror.state.records import MirrorRecord
 
 _KEPT_LOGS = 20
 _CHECK_S = 1.0
-#: Slots for the lanes of mirrors that are created later; on a local master they cost nothing.
+#: Slots for lanes that a running mirror is given (`copy.lanes`), or mirrors that are created later: as many as a mirror
+#: may have. On a local master, which has as many threads from the start, they cost nothing.
 _LATER_SLOTS = 256
 #: Slots for other work beside hosts: copies of what a rebuild removes.
 _JOB_SLOTS = 16
@@ -42,8 +43,7 @@ def spark_options(request: RunRequest, records: Sequence[MirrorRecord], log_file
     if hosts is not None:
         return SparkOptions(hosts + 1, log_file, name, request.master, conf, later_slots=_JOB_SLOTS)
     lanes = sum(lanes_of(stored_settings(record.settings).copy_lanes, request.master, count) for record in records)
-    later = _LATER_SLOTS if request.all_mirrors else 0
-    return SparkOptions(lanes + 1, log_file, name, request.master, conf, later_slots=later)
+    return SparkOptions(lanes + 1, log_file, name, request.master, conf, later_slots=_LATER_SLOTS)
 
 
 def _hosts_of(request: RunRequest) -> int | None:
