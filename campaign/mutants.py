@@ -396,6 +396,15 @@ MUTANTS = (
         _COPYING,
     ),
     Mutant(
+        "take transactions for ended with a connection",
+        _COPY,
+        "PartitionCopy.outcome_unknown",
+        "self.fill.is_under_way and not self.fill.is_by_transactions",
+        "self.fill.is_under_way",
+        "their markers would be counted twice, and what follows would be appended too low",
+        _GAPS,
+    ),
+    Mutant(
         "report a failure before what precedes it is appended",
         _COPY,
         "PartitionCopy.advance",
