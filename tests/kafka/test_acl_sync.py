@@ -42,7 +42,7 @@ from kmirror.ops.rights.lift import deferred_acls, lift_rights
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.stop.failover import failover
-from kmirror.state.records import DesiredState
+from kmirror.state.records import PENDING_ADD, PENDING_PROMOTE, PENDING_REBUILD, PENDING_STOP, DesiredState
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
@@ -242,6 +242,46 @@ def test_a_source_that_suddenly_returns_no_acls_takes_none_away(
     with pytest.raises(RefusedError, match="the source returns no ACLs at all"):
         sync(mirror)
     assert set(reads) <= here(pair)
+
+
+@pytest.mark.parametrize("pending", [PENDING_PROMOTE, PENDING_REBUILD])
+def test_a_topic_with_a_pending_operation_loses_no_rights_and_gets_none(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], pending: str
+) -> None:
+    """A promote may wait for hours, and the ACLs by prefix are not on the record of the topic."""
+    destination, name, _ = mirror
+    prefix = unique_topic("orders") + "-"
+    topic = f"{prefix}eu"
+    reads = acls("topic", prefix, "app", "READ", prefixed=True)
+    denied = acls("topic", prefix, "batch", "READ", prefixed=True, deny=True)
+    everywhere, narrow = acls("topic", "*", "batch", "READ"), acls("topic", topic, "batch", "READ")
+    writes, write = acls("topic", prefix, "app", "WRITE", prefixed=True), acls("topic", topic, "app", "WRITE")
+    give(pair.at_source, reads, denied, everywhere, writes)
+    claim(destination, name, topic)
+    sync(mirror)
+    copied = {*reads, *denied, *narrow}
+    assert here(pair) == copied
+    # by hand, to end writing there
+    cut_off = acls("topic", prefix, "*", "WRITE", prefixed=True, deny=True)
+    give(pair.at_source, cut_off)
+    delete_acls(pair.at_source, writes)
+    await_acls(pair.at_source, (), writes)
+    for operation in (pending, PENDING_STOP):
+        claim(destination, name, topic, pending=operation)
+        assert sync(mirror) == []
+        assert here(pair) == copied
+    claim(destination, name, topic, desired=DesiredState.STOPPED, pending=PENDING_STOP)
+    assert set(lift_rights(destination, name, [topic])[topic].given) == {*writes, *write}
+    for left in (PENDING_STOP, None):
+        claim(destination, name, topic, desired=DesiredState.STOPPED, pending=left)
+        assert sync(mirror) == []
+        assert here(pair) == {*copied, *writes, *write}
+    claim(destination, name, topic, pending=PENDING_ADD)  # mirrored again
+    sync(mirror)
+    assert here(pair) >= {*copied, *writes, *write}
+    claim(destination, name, topic)
+    sync(mirror)
+    assert here(pair) & {*copied, *writes, *write} == copied
 
 
 def test_a_filter_chooses_and_what_applies_to_everything_is_narrowed(

@@ -88,9 +88,18 @@ def written(cluster: SandboxCluster, user: str, topic: str) -> int | None:
     return heard[0].code() if heard[0] is not None else None
 
 
-def claim(destination: Destination, mirror: str, *topics: str, desired: DesiredState = DesiredState.ACTIVE) -> None:
-    """Store topics of a mirror with this desired state."""
-    records = tuple(TopicRecord(mirror, topic, topic, None, None, desired, 1, TopicOrigin.CREATED) for topic in topics)
+def claim(
+    destination: Destination,
+    mirror: str,
+    *topics: str,
+    desired: DesiredState = DesiredState.ACTIVE,
+    pending: str | None = None,
+) -> None:
+    """Store topics of a mirror with this desired state, and this pending operation."""
+    records = tuple(
+        TopicRecord(mirror, topic, topic, None, None, desired, 1, TopicOrigin.CREATED, pending_operation=pending)
+        for topic in topics
+    )
     change(destination, mirror, lambda _: Changes(records))
 
 

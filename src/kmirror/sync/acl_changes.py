@@ -150,12 +150,12 @@ def sync_plan(
     wanted: Mapping[str, Wanted],
     here: Collection[AclBinding],
     ours: Mapping[str, Collection[AclBinding]],
-    stopped: Collection[str],
+    left_alone: Collection[str],
 ) -> SyncPlan:
     """Compare the wanted ACLs with those here; `ours` are, by name, the ACLs that kmirror created by its records.
 
-    ACLs of others are neither created again nor deleted. An ACL that covers a stopped topic stays: its users rely on
-    it.
+    ACLs of others are neither created again nor deleted. An ACL that covers a topic in `left_alone`, one that is
+    stopped or is about to be, stays: its users rely on it.
     """
     present = set(here)
     kept: dict[str, frozenset[AclBinding]] = {}
@@ -163,7 +163,7 @@ def sync_plan(
     gone: set[AclBinding] = set()
     for name, one in wanted.items():
         mine = set(ours.get(name, ()))
-        obsolete = {binding for binding in mine - one.now if not _is_relied_on(binding, stopped)}
+        obsolete = {binding for binding in mine - one.now if not _is_relied_on(binding, left_alone)}
         missing = {binding for binding in one.now if binding not in present}
         create |= missing
         gone |= obsolete
@@ -191,11 +191,11 @@ def grantable(
     return frozenset(one for one in deferred if is_grantable(one))
 
 
-def _is_relied_on(binding: AclBinding, stopped: Collection[str]) -> bool:
-    """Return whether clients of stopped topics may rely on an ACL: who uses the cluster's is unknown."""
+def _is_relied_on(binding: AclBinding, topics: Collection[str]) -> bool:
+    """Return whether clients of these topics may rely on an ACL: who uses the cluster's is unknown."""
     if binding.resource_type in (ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER):
-        return bool(stopped)
-    return any(binding.covers(ResourceType.TOPIC, topic) for topic in stopped)
+        return bool(topics)
+    return any(binding.covers(ResourceType.TOPIC, topic) for topic in topics)
 
 
 def denial(topic: str, principal: str) -> AclBinding:

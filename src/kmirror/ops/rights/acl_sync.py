@@ -35,7 +35,7 @@ from kmirror.ops.rights.source_acls import store_source_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acl_changes import SyncPlan, joined, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_changes import SyncPlan, Wanted, joined, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted, listed
@@ -112,7 +112,9 @@ class RightsJob(DestinationJob):
         store_source_acls(destination, self._mirror, [one for one in everything if is_of_clients(one, names)])
         theirs = [one for one in everything if settings.acls_include.matches(one)]
         topics = [one.topic for one in view.topics if is_mirrored(one) and one.pending_operation is None]
-        stopped = [one.topic for one in view.topics if not is_mirrored(one)]
+        # while an operation on a topic is pending, its rights stay as they are: nothing new, and nothing is lost
+        pending = [one.topic for one in view.topics if one.pending_operation is not None]
+        kept = {one.topic for one in view.topics} - set(topics)
         here, state = describe_acls(destination.client), destination.state()
         groups = self._groups(source, state, settings)
         login = login_principal(source.config)
@@ -130,8 +132,11 @@ class RightsJob(DestinationJob):
         further = [on_transactional_ids(theirs, producers, here - ours, own)]
         if settings.sync_cluster_acls_enabled:
             further.append(on_cluster(theirs, own))
+        held_back = state.rights(self._mirror, SHARED).held_back
+        still = (one for one in held_back if any(one.covers(ResourceType.TOPIC, topic) for topic in pending))
+        further.append(Wanted(deferred=frozenset(still)))
         wanted[SHARED] = joined(wanted[SHARED], *further)
-        return sync_plan(wanted, here, made, stopped)
+        return sync_plan(wanted, here, made, kept)
 
     def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
         """Return the mirrored groups: those that brokers list, and those that have ACLs here already.
