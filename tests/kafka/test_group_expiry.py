@@ -199,6 +199,38 @@ def test_what_the_source_has_dropped_is_dropped(shared: GroupScene, monkeypatch:
     assert (shared.here(), shared.here(moving)) == (None, 3)
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_nothing_of_a_group_that_continues_here_is_dropped(
+    shared: GroupScene, monkeypatch: pytest.MonkeyPatch, is_noticed: bool
+) -> None:
+    """A batch job: it has no members between its runs, and its idle partitions have the offsets that were synced."""
+    pair, moving, moved = shared.pair, unique_topic("g"), shared.group
+    idle = unique_topic()
+    make_topic(pair.source, idle)
+    assert add(shared.destination, shared.mirror, selector(idle)).exit_code == 0
+    moving_topic, shared.topic = shared.topic, idle
+    shared.set_partition(PartitionState.MIRRORING)
+    for cluster in (pair.source, pair.destination):
+        produce(cluster, idle, [str(number) for number in range(10)])
+    commit(pair.source, moved, idle, {0: 7})
+    commit(pair.source, moving, shared.source_topic, {0: 3})
+    for _ in range(2):  # the second time it is seen at the source as well
+        shared.sync()
+    commit(pair.destination, moved, moving_topic, {0: 60})
+    if is_noticed:
+        shared.at_source(41)
+        (event,) = shared.sync()
+        assert event.details["reason"] is GroupReason.COMMITTED_HERE
+    delete_offsets(pair.source, moved)
+    monkeypatch.setattr(expiry, "ABSENT_S", 0.0)
+    assert shared.sync() == []
+    assert shared.here() == 7
+    assert committed(pair.destination, moved, moving_topic) == {0: 60}
+    record = shared.destination.state().group(shared.mirror, moved)
+    assert record is not None
+    assert record.absent[idle] == (0,), "kmirror commits it again for good"
+
+
 def test_one_topic_of_a_group_is_dropped_while_it_continues_with_another(
     shared: GroupScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

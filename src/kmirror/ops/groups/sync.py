@@ -37,7 +37,7 @@ from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecor
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline, boottime
-from kmirror.sync.group_changes import GroupPlan, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
+from kmirror.sync.group_changes import GroupPlan, GroupView, MirroredTopics, OffsetPlan, kept_offsets, marked_absent
 from kmirror.words import counted, listed, visible
 
 #: How long the last sync continues while offsets on the source move.
@@ -165,6 +165,10 @@ class GroupSyncJob:
         self._absences.forget((group, at) for group, partitions in by_group.items() for at in partitions)
         events = []
         views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in marked})
+        by_name: defaultdict[str, list[GroupRecord]] = defaultdict(list)
+        now = destination.state()
+        for known in (record for mirror in now.mirrors for record in now.groups(mirror.name)):
+            by_name[known.destination_group].append(known)
         for record in marked:
             view = views[record.destination_group]
             ours = [
@@ -174,7 +178,7 @@ class GroupSyncJob:
                 and (one := view.committed.get(at)) is not None
                 and one.offset in record.ours(*at)
             ]
-            if ours and view.kind is GroupKind.CONSUMER and not view.has_members:
+            if ours and view.kind is GroupKind.CONSUMER and not _is_used(view, by_name[record.destination_group]):
                 codes = here.delete_offsets(record.destination_group, ours)
                 events.append(_drop_event(self._mirror, record.destination_group, codes))
         return events
@@ -215,6 +219,16 @@ def _present_and_absent(
             present[record.group] = has
         absent |= {(record.group, at) for at in known if at not in there}
     return present, absent
+
+
+def _is_used(view: GroupView, records: Collection[GroupRecord]) -> bool:
+    """Return whether others use a group at the destination, or did; `records` are those of all mirrors."""
+    if view.has_members or any(one.skipped in (GroupReason.HAS_MEMBERS, GroupReason.COMMITTED_HERE) for one in records):
+        return True
+    # idle partitions have the offsets that kmirror committed, but belong to the group as the others do
+    return any(
+        not any(committed.offset in one.ours(*at) for one in records) for at, committed in view.committed.items()
+    )
 
 
 def _drop_event(mirror: str, group: str, codes: Mapping[TopicPartition, int]) -> JobEvent:
