@@ -45,7 +45,7 @@ def at_time(epoch_ms: int) -> str:
     """Format a time as `2026-11-22T18:59:13Z`; one out of range, which a record may carry, as milliseconds."""
     try:
         return f"{datetime.fromtimestamp(epoch_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, OSError):
         return f"{epoch_ms} ms"
 
 

@@ -17,7 +17,8 @@ from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
-from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.records import DesiredState, EngineRecord, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.attacks.conftest import SECRET
@@ -228,6 +229,19 @@ def test_a_mirror_planted_on_the_source_is_never_connected_to(
     assert topic in note
     assert later in note
     assert listener.received == []
+
+
+@pytest.mark.parametrize("number", [1 << 31, 1 << 68, (1 << 127) - 1, -1 << 70])
+def test_an_engine_with_numbers_that_no_system_has_is_one_that_has_ended(destination: Destination, number: int) -> None:
+    mirror, server, here = unique_topic("m"), destination.bootstrap_server, EngineIdentity.of_this_process()
+    plant(destination, mirror, {"bootstrap.servers": "127.0.0.1:1"}, unique_topic())
+    process = here.host, here.boot_id, number, number, None, "local[2]"
+    record = EngineRecord(mirror, "its-lease", EngineState.RUNNING, *process, number, number, 3_000)
+    change(destination, mirror, lambda _: Changes((record,)))
+    for verb in ("describe", "list", "failover"):
+        of_mirror = () if verb == "list" else ("--mirror", mirror)
+        done = typed(server, verb, *of_mirror, *(("--yes",) if verb == "failover" else ()))
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_loop_is_found_by_names_and_cluster_ids_alone(cluster_pair: ClusterPair, destination: Destination) -> None:

@@ -84,8 +84,8 @@ def is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
         return False
     try:
         os.kill(found.pid, 0)
-    except ProcessLookupError:
-        return True
+    except (ProcessLookupError, OverflowError):
+        return True  # no system has a process of a larger number, which a record may carry
     except PermissionError:
         pass  # another user's process, which /proc may hide
     started = _start_time(found.pid)

@@ -24,6 +24,7 @@ from kmirror.state.engine_identity import living_engine
 from kmirror.state.lease import end_lease
 from kmirror.state.records import EngineState, PartitionState, TopicRecord
 from kmirror.state.store import DEFAULT_TIMEOUT_S
+from kmirror.state.waiting import STEP_S, Deadline
 
 #: Time a running engine may take to release topics.
 _HANDOVER_S = 5.0
@@ -103,7 +104,9 @@ def fence_writers(work: StopWork) -> str:
     elif refused:
         # not fenced at the brokers: what is in flight may arrive until the lease has expired
         engine = work.destination.state().engine(work.request.mirror)
-        time.sleep((engine.settle_ms if engine else 0) / 1000)
+        settled = Deadline((engine.settle_ms if engine else 0) / 1000)
+        while not settled.passed:
+            time.sleep(min(settled.remaining, STEP_S))
         found |= replicated_ends(client, refused)
         rights = " or ".join(marker_operations(client))
         work.done.warnings.append(
