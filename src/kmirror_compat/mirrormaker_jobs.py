@@ -15,6 +15,7 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
@@ -49,8 +50,8 @@ class _Job(DestinationJob):
         super().__init__(mirror, destination_properties, cluster_id)
         self._source_properties: Mapping[str, str] | None = None
         self._source: ClusterClient | None = None
-        #: What was last written, by topic and key.
-        self._written: dict[str, dict[bytes, bytes]] = {}
+        #: By topic its id, and what was last written into it, by key.
+        self._written: dict[str, tuple[bytes, dict[bytes, bytes]]] = {}
 
     def close(self) -> None:
         """Close connections."""
@@ -70,14 +71,17 @@ class _Job(DestinationJob):
 
     def _write(self, destination: Destination, settings: Settings, topic: str, entries: Mapping[bytes, bytes]) -> None:
         """Write the entries that have changed; create the topic if needed. Raises KmirrorError."""
-        written = self._written.get(topic)
-        if written is None:
-            _create(destination.client, topic, settings.replication_factor)
-            written = self._written[topic] = {}
+        topic_id = _find(destination.client, topic)
+        known_id, written = self._written.pop(topic, (None, {}))  # forgotten if an error follows
+        if topic_id is None or topic_id != known_id:
+            self._require_free(destination, [topic])
+            topic_id = topic_id or _create(destination.client, topic, settings.replication_factor)
+            written = {}
         changed = iter([(key, value) for key, value in entries.items() if written.get(key) != value])
         while some := dict(islice(changed, _AT_ONCE)):
             _append(destination, topic, some)
             written |= some
+        self._written[topic] = topic_id, written
 
     def _require_free(self, destination: Destination, topics: Iterable[str]) -> None:
         """Raise RefusedError if one of these is a mirror topic, which only its mirror may write."""
@@ -152,8 +156,6 @@ class HeartbeatsJob(_Job):
             self.close()
             return ()
         source, destination = self._open(view.mirror.source, view.mirror.source_cluster_id)
-        if HEARTBEATS_TOPIC not in self._written:
-            self._require_free(destination, [HEARTBEATS_TOPIC])
         with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
             require_same_cluster(view.mirror.source_cluster_id, cluster_id_of(source))
         self._write(destination, view.settings, HEARTBEATS_TOPIC, dict([heartbeat(view.settings, now_ms())]))
@@ -165,16 +167,22 @@ def jobs_of(mirror: str, destination_properties: Mapping[str, str], cluster_id: 
     return [job(mirror, destination_properties, cluster_id) for job in (CheckpointsJob, HeartbeatsJob)]
 
 
-def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> None:
+def _find(cluster: ClusterClient, topic: str) -> bytes | None:
+    """Return a topic's id, None if there is none."""
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         found = cluster.metadata([topic]).topics.get(topic)
-        if found is not None and not found.error_code:
-            return
+    return None if found is None or found.error_code else found.topic_id
+
+
+def _create(cluster: ClusterClient, topic: str, replication_factor: int) -> bytes:
+    """Create a topic and return its id, zeros if another client was faster."""
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         try:
-            create_topic(cluster, topic, 1, replication_factor, _COMPACTED, quota_wait_s=0)
+            return create_topic(cluster, topic, 1, replication_factor, _COMPACTED, quota_wait_s=0)
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
+            return NO_TOPIC_ID
 
 
 def _append(destination: Destination, topic: str, entries: Mapping[bytes, bytes]) -> None:

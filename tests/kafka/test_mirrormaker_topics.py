@@ -23,9 +23,9 @@ from kmirror_sandbox.jars import kafka_jars
 from tests.support.class_archive import java
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import typed
-from tests.support.groups import commit
+from tests.support.groups import GroupScene, commit
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, produce, selector
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, selector
 from tests.support.side_jobs import run_once
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
@@ -111,6 +111,39 @@ def test_a_mirror_topic_of_that_name_is_never_written(cluster_pair: ClusterPair,
     job.close()
     partition = TopicPartition(marks, 0)
     assert destination.client.list_offsets({partition: -1})[partition].offset == 0
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_what_was_written_is_written_again_once_the_topic_was_deleted(
+    cluster_pair: ClusterPair, destination: Destination, is_made_again: bool
+) -> None:
+    alias = unique_topic("a")
+    marks = f"{alias}.checkpoints.internal"
+    scene = GroupScene(cluster_pair, destination, source_cluster_alias=alias, emit_checkpoints_enabled="true")
+    scene.at_source(40)
+    job = CheckpointsJob(scene.mirror, destination.properties)
+    for _ in range(2):
+        run_once(job, destination, scene.mirror)
+    written = shown(cluster_pair.destination, marks)
+    assert len(written) == 1
+    delete_topic(cluster_pair.destination, marks)
+    if is_made_again:
+        make_topic(cluster_pair.destination, marks)
+    for _ in range(2):
+        run_once(job, destination, scene.mirror)
+    again = shown(cluster_pair.destination, marks)
+    # the value ends with the time
+    assert [(one.offset, one.key, (one.value or b"")[:-8]) for one in again] == [
+        (one.offset, one.key, (one.value or b"")[:-8]) for one in written
+    ]
+    # it may have become a mirror topic
+    delete_topic(cluster_pair.destination, marks)
+    make_topic(cluster_pair.source, marks)
+    assert add(destination, scene.mirror, selector(marks)).exit_code == 0
+    with pytest.raises(RefusedError, match="nothing is written into it"):
+        run_once(job, destination, scene.mirror)
+    job.close()
+    scene.close()
 
 
 @pytest.mark.slow
