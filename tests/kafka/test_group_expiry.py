@@ -22,6 +22,7 @@ from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
+from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
@@ -229,6 +230,37 @@ def test_nothing_of_a_group_that_continues_here_is_dropped(
     record = shared.destination.state().group(shared.mirror, moved)
     assert record is not None
     assert record.absent[idle] == (0,), "kmirror commits it again for good"
+
+
+def test_a_group_that_both_clusters_have_forgotten_is_forgotten(
+    shared: GroupScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, moved = unique_topic("g"), unique_topic("g")
+    for group in (other, moved):
+        commit(shared.pair.source, group, shared.source_topic, {0: 3})
+    shared.sync()
+    commit(shared.pair.destination, moved, shared.topic, {0: 60})
+
+    def known() -> set[str]:
+        # as an engine that has just started
+        shared.job.close()
+        shared.job = GroupSyncJob(shared.mirror, shared.destination.properties)
+        shared.sync()
+        return {one.group for one in shared.destination.state().groups(shared.mirror)}
+
+    for group in (shared.group, moved):
+        delete_offsets(shared.pair.source, group)
+    monkeypatch.setattr(expiry, "ABSENT_S", 0.0)
+    assert known() == {shared.group, moved, other}
+    assert shared.here() == 40, "it was not seen at the source by this engine: it expires"
+    monkeypatch.setattr(expiry, "FORGOTTEN_MS", 0)
+    assert known() == {shared.group, moved, other}, "the destination still has what was synced"
+    delete_offsets(shared.pair.destination, shared.group)
+    assert known() == {moved, other}
+    # back again
+    shared.at_source(50)
+    assert known() == {shared.group, moved, other}
+    assert (shared.here(), shared.here(moved)) == (50, 60)
 
 
 def test_one_topic_of_a_group_is_dropped_while_it_continues_with_another(

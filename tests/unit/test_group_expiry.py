@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.groups.expiry import ABSENT_S, Absences, OffsetsRetention, Renewals
+from kmirror.ops.groups.expiry import ABSENT_S, FORGOTTEN_MS, Absences, OffsetsRetention, Renewals, is_forgotten
+from kmirror.state.group_records import GroupRecord
 
 AT, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 KEY = ("g", AT)
@@ -36,3 +39,13 @@ def test_what_was_never_seen_at_the_source_is_another_matter() -> None:
     absences = Absences()
     assert absences.dropped({"g": frozenset({OTHER})}, {KEY}, 0) == {}
     assert absences.dropped({"g": frozenset({OTHER})}, {KEY}, ABSENT_S) == {KEY: False}
+
+
+def test_a_group_is_forgotten_a_day_after_the_source_was_known_to_have_nothing_of_it() -> None:
+    absent = {"t": (0,)}
+    known = GroupRecord("m", "g", "g", "consumer", 1_000, {"t": {0: (40,)}}, absent=absent)
+    assert [is_forgotten(known, 1_000 + age) for age in (0, FORGOTTEN_MS - 1, FORGOTTEN_MS)] == [False, False, True]
+    more = replace(known, offsets={"t": {0: (40,), 1: (3,)}})
+    assert not is_forgotten(more, 1_000 + FORGOTTEN_MS)
+    assert is_forgotten(replace(more, absent={"t": (0, 1)}), 1_000 + FORGOTTEN_MS)
+    assert is_forgotten(replace(known, offsets={}, absent={}), 1_000 + FORGOTTEN_MS), "only ever skipped"

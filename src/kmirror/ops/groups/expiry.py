@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.state.group_records import GroupRecord
 
 OFFSETS_RETENTION = "offsets.retention.minutes"
 #: Assumed where brokers do not report it: the default before Kafka 2.0, a seventh of today's.
@@ -21,6 +22,8 @@ _PART = 10
 _READ_AGAIN_S = 3600.0
 #: The source has dropped an offset if it lacks it for this long: a new coordinator may know less for a moment.
 ABSENT_S = 60.0
+#: The source has forgotten a group if it lacks all of its offsets for this long.
+FORGOTTEN_MS = 86_400_000
 
 GroupPartition = tuple[str, TopicPartition]
 
@@ -51,6 +54,12 @@ def offsets_retention(client: ClusterClient) -> OffsetsRetention:
         if OFFSETS_RETENTION in own
     ]
     return OffsetsRetention(min(found) * 60.0, True) if found else OffsetsRetention(_ASSUMED_S, False)
+
+
+def is_forgotten(record: GroupRecord, now_ms: int) -> bool:
+    """Return whether the source has forgotten a group: it is on record as having none of its offsets for long."""
+    is_absent = all(set(known) <= set(record.absent.get(topic, ())) for topic, known in record.offsets.items())
+    return is_absent and now_ms - record.time_ms >= FORGOTTEN_MS
 
 
 class Renewals:

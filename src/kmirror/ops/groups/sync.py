@@ -21,7 +21,7 @@ from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.destination_job import JobDestination
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
-from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals
+from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals, is_forgotten
 from kmirror.ops.groups.group_facts import (
     SourceGroups,
     group_views,
@@ -47,6 +47,8 @@ _ATTEMPT = 2
 #: A broker that has just become a group's coordinator may return older offsets than were committed, until its followers
 #: have fetched once more. Offsets that seem to go back are read again after this time.
 _COORDINATOR_SECONDS = 0.5
+#: How often to look for groups that both clusters have forgotten.
+_FORGET_EVERY_S = 3600.0
 #: How many groups an event names.
 _NAMED = 20
 
@@ -67,6 +69,7 @@ class GroupSyncJob:
         self._unreadable: Mapping[str, str] = {}
         self._renewals = Renewals()
         self._absences = Absences()
+        self._forgets_at = 0.0
 
     def interval_s(self, settings: Settings) -> float:
         """Return the time between two syncs, in seconds."""
@@ -104,6 +107,9 @@ class GroupSyncJob:
         carried = self._commit(found, state, settings, may_note=True)
         events = _skip_events(self._mirror, carried.newly_skipped)
         events += self._drop(found, state, settings)
+        if found.groups and boottime() >= self._forgets_at:
+            self._forgets_at = boottime() + _FORGET_EVERY_S
+            self._forget(found, state, settings)
         if found.unreadable and found.unreadable != self._unreadable:
             events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
         self._unreadable = found.unreadable
@@ -182,6 +188,27 @@ class GroupSyncJob:
                 codes = here.delete_offsets(record.destination_group, ours)
                 events.append(_drop_event(self._mirror, record.destination_group, codes))
         return events
+
+    def _forget(self, found: SourceGroups, state: State, settings: Settings) -> None:
+        """Delete the records of groups of which no cluster has an offset any more: many names are used only once."""
+        at, known = now_ms(), found.groups.keys() | found.unreadable.keys()
+        gone = [
+            one
+            for one in state.groups(self._mirror)
+            if one.group not in known and settings.selects_group(one.group) and is_forgotten(one, at)
+        ]
+        if not gone:
+            return
+        destination, here = self._open_here()
+        views = group_views(here, {one.destination_group: GroupKind(one.kind) for one in gone})
+        empty = {name for name, view in views.items() if not (view.committed or view.has_members or view.trouble)}
+
+        def decide(now: State) -> Changes:
+            left = [one for one in gone if one.destination_group in empty and now.group(self._mirror, one.group) == one]
+            return Changes((), tuple(one.key for one in left))
+
+        if empty:
+            change(destination, self._mirror, decide)
 
     def close(self) -> None:
         """Close the connections."""
