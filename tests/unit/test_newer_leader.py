@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol import topic_configs
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
-from kmirror.cluster.protocol.topic_configs import TopicConfigs, TopicSetting
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.leaders import newer_leader
@@ -31,41 +29,32 @@ SAME = replace(KNOWN)
 
 
 class Brokers(ClusterClient):
-    """Brokers by what each says of the leader, None for those that are silent; and of `min.insync.replicas`."""
+    """Brokers by what each says of the leader, None for those that are silent."""
 
-    def __init__(self, says: Mapping[int, ClusterMetadata | None], least: Mapping[int, str | None]) -> None:
+    def __init__(self, says: Mapping[int, ClusterMetadata | None]) -> None:
         super().__init__(client_config({"bootstrap.servers": "h:1"}))
-        self.says, self.least = says, least
+        self.says = says
         self.asked: list[list[int]] = []
 
     def ask_each(self, brokers: Iterable[Broker], message: Any, **_: Any) -> list[Any]:
         assert isinstance(message, Exchange)
         nodes = [broker.node_id for broker in brokers]
         self.asked.append(nodes)
-        if message.api is not topic_configs.API:
-            return [self.says.get(node) for node in nodes]
-        values = {node: self.least.get(node) for node in nodes}
-        key = "min.insync.replicas"
-        return [
-            None if value is None else [TopicConfigs("state", 0, {key: TopicSetting(value, False)})]
-            for value in values.values()
-        ]
+        return [self.says.get(node) for node in nodes]
 
 
-def found(
-    says: Mapping[int, ClusterMetadata | None], known: ClusterMetadata = KNOWN, least: Mapping[int, str] | None = None
-) -> ClusterMetadata | None:
-    return newer_leader(Brokers(says, least or {}), PARTITION, known, 1)
+def found(says: Mapping[int, ClusterMetadata | None], known: ClusterMetadata = KNOWN) -> ClusterMetadata | None:
+    return newer_leader(Brokers(says), PARTITION, known, 1)
 
 
 def test_no_one_knows_a_newer_one() -> None:
-    brokers = Brokers({2: SAME, 3: metadata(9, 4)}, {})
+    brokers = Brokers({2: SAME, 3: metadata(9, 4)})
     assert newer_leader(brokers, PARTITION, KNOWN, 1) is None
     assert brokers.asked == [[2, 3]], "one request to each other replica, and to no one else"
 
 
 def test_a_single_replica_needs_no_question() -> None:
-    brokers = Brokers({}, {})
+    brokers = Brokers({})
     assert newer_leader(brokers, PARTITION, metadata(1, 5, [1]), 1) is None
     assert brokers.asked == []
 
@@ -78,52 +67,42 @@ def test_the_newest_one_counts_whichever_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "least", "is_certain"),
+    ("replicas", "answering", "is_certain"),
     [
-        ({2: SAME}, {1: "2", 2: "2"}, True),
-        ({2: SAME}, {1: "3", 2: "2"}, True),
-        # the other one could commit alone
-        ({2: SAME}, {1: "1", 2: "1"}, False),
-        # the least of what is said: it may have been lowered a moment ago
-        ({2: SAME}, {1: "2", 2: "1"}, False),
-        # not known to all
-        ({2: SAME}, {1: "2"}, False),
-        ({2: SAME}, {}, False),
-        # two could commit together
-        ({}, {1: "2"}, False),
-        # it may have been lowered where all of those are that are silent
-        ({}, {1: "3"}, False),
+        ([1, 2, 3], [2], True),
+        ([1, 2, 3], [], False),
+        ([1, 2], [], False),
+        ([1, 2, 3, 4], [2, 3], True),
+        ([1, 2, 3, 4], [2], False),
+        # on a broker that is not known
+        ([1, 2, 9], [2], True),
+        ([1, 8, 9], [2], False),
     ],
 )
-def test_silent_replicas_matter_if_they_could_commit(
-    says: Mapping[int, ClusterMetadata], least: Mapping[int, str], is_certain: bool
-) -> None:
+def test_most_replicas_must_answer(replicas: list[int], answering: list[int], is_certain: bool) -> None:
+    known = metadata(1, 5, replicas)
+    says = dict.fromkeys(answering, known)
     if is_certain:
-        assert found(says, least=least) is None
+        assert found(says, known) is None
         return
     with pytest.raises(TimedOutError, match="whether broker 1 still leads state-0 is not certain: its replica"):
-        found(says, least=least)
-
-
-def test_a_replica_on_a_broker_that_is_not_known_is_silent() -> None:
-    with pytest.raises(TimedOutError, match=r"its replica on 9 did not answer, and min\.insync\.replicas is not"):
-        found({2: SAME}, metadata(1, 5, [1, 2, 9]))
+        found(says, known)
 
 
 def test_a_broker_that_does_not_know_the_topic_says_nothing() -> None:
     without = replace(KNOWN, topics={"state": TopicMetadata("state", 3, bytes(16), False, {})})
-    with pytest.raises(TimedOutError, match="its replica on 3 did not answer"):
-        found({2: SAME, 3: without})
+    with pytest.raises(TimedOutError, match="its replicas on 2, 3 did not answer"):
+        found({2: without, 3: without})
 
 
 def test_another_topic_of_the_name_may_be_the_newer_one() -> None:
     other = replace(KNOWN, topics={"state": replace(KNOWN.topics["state"], topic_id=bytes(15) + b"\x01")})
     with pytest.raises(TimedOutError, match="broker 3 knows another topic of this name"):
-        found({2: SAME, 3: other}, least={1: "2", 2: "2"})
+        found({2: SAME, 3: other})
 
 
 def test_without_a_leader_all_replicas_are_asked() -> None:
     newer = metadata(2, 6)
     assert found({1: KNOWN, 2: newer, 3: newer}, metadata(None, 5)) is newer
     with pytest.raises(TimedOutError, match="who leads state-1 is not certain"):
-        newer_leader(Brokers({}, {}), TopicPartition("state", 1), KNOWN, 1)
+        newer_leader(Brokers({}), TopicPartition("state", 1), KNOWN, 1)

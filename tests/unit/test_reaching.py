@@ -246,7 +246,7 @@ class HangingStore:
         self.store, self.reads = self, 0
         self._released = released
 
-    def read_complete(self, _: object) -> State:
+    def read_certain(self, _: object) -> State:
         """Return nothing the first time, then hang."""
         self.reads += 1
         if self.reads > 1:

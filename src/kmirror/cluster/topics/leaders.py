@@ -11,8 +11,7 @@ from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import metadata as metadata_codec
-from kmirror.cluster.protocol import topic_configs
-from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import Reason, TimedOutError, UnreachableError
 
 #: Brokers name the old leader until they take it for dead, and then elect another one at once: who has none for this
@@ -21,7 +20,6 @@ _ELECTION_S = 10.0
 _STEP_S, _LEAST_S = 0.1, 0.1
 #: How long all brokers may take to answer in the end.
 _LAST_S = 2.0
-_LEAST_IN_SYNC = "min.insync.replicas"
 
 
 class NoLeaderError(UnreachableError):
@@ -67,12 +65,11 @@ def _without(found: ClusterMetadata, topics: Iterable[str]) -> list[str]:
 def newer_leader(
     client: ClusterClient, partition: TopicPartition, known: ClusterMetadata, seconds: float
 ) -> ClusterMetadata | None:
-    """Return what a broker knows of a newer leader than that of `known`; None if none had committed anything before.
+    """Return what a broker knows of a newer leader than that of `known`; None if no replica's broker knows of one.
 
-    Nothing is committed under a newer leader before it knows that it is one, and before as many replicas, itself among
-    them, as `min.insync.replicas` says have fetched from it as such. The former leader is not one of them. So where
-    fewer than these do not answer, one that answers knows of it. The setting may have been lowered where we do not see
-    it: most replicas must answer in any case.
+    A leader that is cut off from the controllers names itself; the brokers of the other replicas learn of an election
+    from the controllers. Most replicas must answer, the leader counted: one that is down, or being restarted, hides
+    nothing then. What stays hidden is a newer leader that does not answer us, while all that do are cut off.
 
     Raises:
         TimedOutError: too many do not answer, or the topic was created again.
@@ -86,7 +83,7 @@ def newer_leader(
     wait, question = min(seconds, _LAST_S), metadata_codec.exchange([partition.topic])
     found = list(zip(asked, client.ask_each(asked, question, timeout=wait) if asked else (), strict=True))
     what = f"whether broker {ours.leader_id} still leads {partition} is not certain"
-    newest, answer, heard = ours.leader_epoch, None, list[Broker]()
+    newest, answer, heard = ours.leader_epoch, None, set[int]()
     for broker, one in found:
         there = one.topics.get(partition.topic) if one is not None else None
         theirs = there.partitions.get(partition.partition) if there is not None and not there.error_code else None
@@ -94,23 +91,11 @@ def newer_leader(
             continue
         if there.topic_id != topic.topic_id:
             raise TimedOutError(f"{what}: broker {broker.node_id} knows another topic of this name")
-        heard.append(broker)
+        heard.add(broker.node_id)
         if theirs.leader_epoch > newest:
             newest, answer = theirs.leader_epoch, one
-    silent = [str(node_id) for node_id in others if node_id not in {broker.node_id for broker in heard}]
-    if answer is not None or not silent:
-        return answer
-    heard += [broker for node_id, broker in known.brokers.items() if node_id == ours.leader_id]
-    least = _least_in_sync(client, partition.topic, heard, wait)
-    if len(silent) >= min(least or 1, (len(ours.replicas) + 1) // 2):
+    silent = [str(node_id) for node_id in others if node_id not in heard]
+    if answer is None and 2 * len(silent) >= len(ours.replicas):
         who = f"its {'replica' if len(silent) == 1 else 'replicas'} on {', '.join(silent)} did not answer"
-        raise TimedOutError(f"{what}: {who}, and {_LEAST_IN_SYNC} is {least or 'not known'}")
-    return None
-
-
-def _least_in_sync(client: ClusterClient, topic: str, brokers: Sequence[Broker], seconds: float) -> int | None:
-    """Return the least of what these brokers say of `min.insync.replicas`; None if one of them does not."""
-    answers = client.ask_each(brokers, topic_configs.exchange([topic], [_LEAST_IN_SYNC]), timeout=seconds)
-    found = [one.settings.get(_LEAST_IN_SYNC) for answer in answers for one in answer or ()]
-    values = [int(one.value) for one in found if one is not None and one.value is not None]
-    return min(values) if len(values) == len(brokers) else None
+        raise TimedOutError(f"{what}: {who}")
+    return answer
