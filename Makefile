@@ -21,7 +21,7 @@ test: $(READY)
 	@$(BIN)/pytest -m "not long and not slow" -n 5 $(PYTEST_ARGS)
 
 test-slow: $(READY)
-	@$(BIN)/pytest -m "slow and not long" -n 4 $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "slow and not long" -n 3 $(PYTEST_ARGS)
 
 test-long: $(READY)
 	@$(BIN)/pytest -m "long or slow"

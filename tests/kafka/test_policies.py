@@ -162,8 +162,9 @@ def test_old_records_that_the_destination_deletes_are_neither_loss_nor_equal_and
     assert any(long_ago in warning for warning in planned.warnings), planned.warnings
     done = failover(trip.at_b, trip.mirror).result
     assert (done.exit_code, done.totals and done.totals.known_lost_records) == (0, 0)
-    assert long_ago in done.warnings[0]
-    assert f"the destination refuses {TIME}=-1" in done.warnings[1]
+    told = [warning for warning in done.warnings if not warning.startswith("group offsets")]
+    assert long_ago in told[0]
+    assert f"the destination refuses {TIME}=-1" in told[1]
     assert settings_of(trip.b, topic)[TIME] == str(LONGEST_RETENTION_MS)
     back = trip.back(dry_run=True).result
     assert back.exit_code == 0

