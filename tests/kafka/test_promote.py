@@ -249,8 +249,10 @@ def test_a_promote_that_is_killed_before_it_reads_the_source_again_is_finished_b
     with monkeypatch.context() as silent:
         silent.setattr(ClusterClient, "newest_metadata", unanswered)
         unread = promote(destination, request).result
-    assert (unread.exit_code, {row.result for row in unread.results}) == (0, {Outcome.NOOP})
+    assert (unread.exit_code, {row.result for row in unread.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT})
     assert [warning for warning in unread.warnings if "could not be read again after the stop" in warning]
+    given_up = failover(destination, mirror, dry_run=True).result
+    assert "nothing is lost" not in str([row.message for row in given_up.results])
     for one in (rehearsed, promote(destination, request), promote(destination, request)):
         assert one.result.exit_code == ExitCode.PARTLY_DONE
         assert {(row.topic, row.partition, row.result, row.lag) for row in one.result.results} == {
