@@ -115,7 +115,7 @@ def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip)
     assert done.result.exit_code == 0, done.result
 
 
-def test_a_switchover_whose_source_was_written_to_goes_on_when_repeated(
+def test_a_repeated_switchover_continues_although_its_source_was_written_to(
     trip: Trip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, each repeat ended with what the first had found, although it was to continue."""
