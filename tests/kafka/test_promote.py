@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -16,11 +17,13 @@ from confluent_kafka import Producer
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
+from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
+from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.run.engine_start import LEASE_TTL_MS
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.batches import promote_in_batches
@@ -37,11 +40,12 @@ from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror.state.workflow_records import PROMOTE
 from kmirror.status.topic_state import TopicState
-from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import command
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.real_logs import delete_records
+from tests.support.round_trip import CutOffError, Trip, cut, make_old_topic
 from tests.support.topics import alter_topic
 from tests.support.visible import shown
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -249,8 +253,10 @@ def test_a_promote_that_is_killed_before_it_reads_the_source_again_is_finished_b
     with monkeypatch.context() as silent:
         silent.setattr(ClusterClient, "newest_metadata", unanswered)
         unread = promote(destination, request).result
-    assert (unread.exit_code, {row.result for row in unread.results}) == (0, {Outcome.NOOP})
+    assert (unread.exit_code, {row.result for row in unread.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT})
     assert [warning for warning in unread.warnings if "could not be read again after the stop" in warning]
+    given_up = failover(destination, mirror, dry_run=True).result
+    assert "nothing is lost" not in str([row.message for row in given_up.results])
     for one in (rehearsed, promote(destination, request), promote(destination, request)):
         assert one.result.exit_code == ExitCode.PARTLY_DONE
         assert {(row.topic, row.partition, row.result, row.lag) for row in one.result.results} == {
@@ -263,6 +269,38 @@ def test_a_promote_that_is_killed_before_it_reads_the_source_again_is_finished_b
     produce(cluster_pair.source, quiet, ["much later"])
     (row,) = [row for row in promote(destination, request).result.results if (row.topic, row.partition) == (quiet, 0)]
     assert (row.result, row.lag) == (Outcome.NOOP, 0)
+
+
+def test_a_source_that_loses_its_tail_before_it_is_read_again_is_no_success(
+    make_cluster: MakeCluster, cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has fewer records than the copy, but another one: once, the row said that it had no further records."""
+    topic = unique_topic()
+    with Trip(make_cluster("a"), cluster_pair.destination) as trip:
+        make_old_topic(trip.a, topic)
+        for value in ("one", "two", "three"):
+            produce(trip.a, topic, [value])
+        assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+
+        def kill(*_: object) -> None:
+            raise CutOffError
+
+        request = PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=120_000)
+        with LocalEngine(trip.at_b, trip.mirror) as engine, monkeypatch.context() as killed:
+            copied_once(engine, trip.at_b, trip.mirror)
+            killed.setattr("kmirror.ops.stop.promote.check_source_after_stop", kill)
+            with pytest.raises(CutOffError):
+                promote(trip.at_b, request)
+        found = trip.at_a.client.metadata([topic]).topics[topic]
+        cuts = (PlannedCut(topic, str(found.printed_topic_id), 0, 1),)
+        write_plan(TruncationPlan(trip.at_a.cluster_id, trip.mirror, 1, cuts), tmp_path / "plan.json")
+        cut(trip.a, tmp_path / "plan.json")
+        produce(trip.a, topic, ["after the election"])
+        for _ in range(2):
+            done = promote(trip.at_b, request).result
+            assert done.exit_code == ExitCode.HISTORIES_DIFFER
+            assert [(row.result, row.reason) for row in done.results] == [(Outcome.FAILED, Reason.SOURCE_DIVERGED)]
+            assert "the source ended at 2: it has lost records" in str(done.results[0].message)
 
 
 @pytest.mark.parametrize("side", ["source", "destination"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.switchover import SWITCHOVER, SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
@@ -18,6 +21,7 @@ from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
+from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes
 from kmirror.status.topic_state import TopicState
@@ -109,6 +113,85 @@ def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip)
         assert group in str(done.result.error)
         done = switchover(trip.at_b, request)
     assert done.result.exit_code == 0, done.result
+
+
+def test_a_repeated_switchover_continues_although_its_source_was_written_to(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, each repeat ended with what the first had found, although it was to continue."""
+    quiet, moving = unique_topic(), unique_topic()
+    for name in (quiet, moving):
+        make_old_topic(trip.a, name)
+        produce(trip.a, name, ["one"])
+    assert add(trip.at_b, trip.mirror, selector(quiet, moving)).exit_code == 0
+
+    def stop_and_write(*arguments: object) -> object:
+        done = stop(*arguments)  # type: ignore[arg-type]
+        if any(partition.topic == moving for partition in done.ends):
+            produce(trip.a, moving, ["late"])
+        return done
+
+    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), timeout_ms=120_000, idle_ms=0, watch_s=0.1)
+    with LocalEngine(trip.at_b, trip.mirror) as engine, monkeypatch.context() as late:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
+        late.setattr("kmirror.ops.stop.promote.stop", stop_and_write)
+        first = switchover(trip.at_b, request).result
+    assert first.exit_code == ExitCode.PARTLY_DONE
+    assert [row.topic for row in first.results if row.reason is Reason.SOURCE_WRITTEN_AFTER_STOP] == [moving]
+    assert "nothing was reversed yet" in str(first.error and first.error.hint)
+    # the failback shows the record, and nothing is reversed before someone has decided about it
+    shows = switchover(trip.at_b, request).result
+    assert shows.exit_code == ExitCode.PARTLY_DONE
+    assert [row.topic for row in shows.results if row.result is Outcome.REFUSED] == [moving]
+    assert "kmirror failback" in str(shows.error and shows.error.hint)
+    assert not trip.at_a.state().topics(trip.mirror)
+    # a topic that was failed back by hand does not hold up the others
+    assert trip.back(moving, strategy=Strategy.RECREATE).result.exit_code == 0
+    done = switchover(trip.at_b, request).result
+    assert done.exit_code == 0, done
+    assert {row.result for row in done.results} <= {Outcome.DONE, Outcome.NOOP}
+    assert under_way(trip.at_b, trip.mirror) == []
+    assert {topic.topic for topic in trip.at_a.state().topics(trip.mirror)} == {quiet, moving}
+    assert promote(trip.at_b, PromoteRequest(trip.mirror)).result.exit_code == 0
+
+
+def test_what_was_copied_back_before_the_source_was_read_is_not_called_lost(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a promote that was killed before it read the source took B's own records, copied to A, for lost ones."""
+    topic = unique_topic()
+    make_old_topic(trip.a, topic)
+    produce(trip.a, topic, ["one"])
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+
+    def kill(*_: object) -> None:
+        raise CutOffError
+
+    with LocalEngine(trip.at_b, trip.mirror) as engine, monkeypatch.context() as killed:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_b, trip.mirror)))
+        killed.setattr("kmirror.ops.stop.promote.check_source_after_stop", kill)
+        with pytest.raises(CutOffError):
+            promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=120_000))
+    assert trip.back().result.exit_code == 0
+    produce(trip.b, topic, ["of B"])
+    trip.copy_to_a()
+    # while it is unknown what A mirrors, nothing is judged; and a copy that has ended counts as well
+    assert failover(trip.at_a, trip.mirror).result.exit_code == 0
+
+    def unreadable(*_: object) -> NoReturn:
+        raise UnreachableError("no READ")
+
+    request = PromoteRequest(trip.mirror)
+    with monkeypatch.context() as hidden:
+        hidden.setattr("kmirror.ops.stop.stop.stored_state_on", unreadable)
+        unknown = promote(trip.at_b, request).result
+    assert (unknown.exit_code, {row.result for row in unknown.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT})
+    for _ in range(2):
+        done = promote(trip.at_b, request).result
+        assert (done.exit_code, [row.result for row in done.results]) == (0, [Outcome.NOOP])
+        assert "its source topic is a mirror topic of this one" in str(done.results[0].message)
 
 
 def test_what_the_way_back_would_refuse_is_refused_before_anything_is_stopped(trip: Trip) -> None:

@@ -270,7 +270,7 @@ def test_what_the_source_had_at_the_stop_counts_if_it_is_silent_after_it() -> No
     ]
     after = check_source_after_stop(cast(ClusterClient, Ends(None, None)), {"t": TOPIC}, StopResults(rows, ends=ends))
     assert [(row.result, row.lag, row.reason) for row in after.rows] == [
-        (Outcome.DONE, 0, Reason.PROMOTED),
+        (Outcome.TIMED_OUT, 0, Reason.PROMOTED),
         (Outcome.FAILED, 5, Reason.SOURCE_WRITTEN_AFTER_STOP),
     ]
 

@@ -235,6 +235,8 @@ class AtStop:
     #: True until a promote has read the source once more after the stop; and if its topic was another one by then.
     unchecked: bool | None = None
     source_recreated: bool | None = None
+    #: True once the source topic was found to have become a mirror topic of this one: nothing is left to be checked.
+    copied_back: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -106,6 +106,11 @@ class TopicResult:
     @property
     def is_complete(self) -> bool:
         """Return whether the partition was promoted with all that its source had: nothing of it is lost."""
+        known = self.at_stop
+        if known is not None and (
+            known.unchecked or known.source_recreated or known.source_went_back or known.copied_back
+        ):
+            return False
         return self.reason is Reason.PROMOTED and self.lag == 0
 
     @property

@@ -41,6 +41,7 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
+from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord
@@ -52,6 +53,10 @@ VERB = "switchover"
 _PROMOTE = "PROMOTE"
 _RETURN = "RETURN"
 _MOST_RECORDED = 100
+#: What a topic's source may have had after the stop; a failback shows it, and asks what to do with it.
+_SHOWN_BY_FAILBACK = frozenset(
+    {Reason.SOURCE_WRITTEN_AFTER_STOP, Reason.SOURCE_TOPIC_RECREATED, Reason.SOURCE_DIVERGED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +96,14 @@ def switchover(
     began_ms = now_ms()
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = [t.topic for t in select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")]
+    selected = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
+    chosen = [topic.topic for topic in selected]
+    stopped_before = {topic.topic for topic in selected if is_stopped(topic)}
     _require_way_back(destination, mirror, request, chosen)
     if not dry_run:
         gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
-    work = _Switchover(destination, request, mirror, chosen, watcher, stopping, runner, began_ms)
+    work = _Switchover(destination, request, mirror, chosen, stopped_before, watcher, stopping, runner, began_ms)
     with LeftBehind(mirror, whole=request.topics is None) as left:
         runner.walk(SWITCHOVER, work)
         stopped, returned = work.stopped, work.returned
@@ -124,6 +131,8 @@ class _Switchover:
     request: SwitchoverRequest
     mirror: MirrorRecord
     topics: list[str]
+    #: Those that an earlier run has stopped: what is wrong with them was reported then.
+    stopped_before: set[str]
     watcher: Watcher
     stopping: threading.Event | None
     runner: StepRunner
@@ -133,7 +142,7 @@ class _Switchover:
     is_over: bool = False
 
     def promote(self) -> None:
-        """Promote the topics here; the switchover is over unless all of them are stopped."""
+        """Promote the topics here; the switchover is over unless all are stopped, with nothing new left behind."""
         request = self.request
         self.stopped = promote(
             self.destination,
@@ -150,7 +159,11 @@ class _Switchover:
             dry_run=not self.runner.acts,
         )
         self.runner.also(self.stopped.result.steps or ())
-        self.is_over = self.runner.acts and bool(self.stopped.result.exit_code)
+        self.is_over = self.runner.acts and any(
+            row.topic not in self.stopped_before or row.reason not in _SHOWN_BY_FAILBACK
+            for row in self.stopped.result.results
+            if row.result not in (Outcome.DONE, Outcome.NOOP)
+        )
 
     @property
     def progress(self) -> Workflow:
@@ -247,7 +260,8 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
     """Return one document for both halves; a failure of the second does not undo the promote."""
     if isinstance(returned, VerbReport):
         back = returned.result
-        rows = (*stopped.results, *back.results)
+        # what an earlier run has left behind is in the failback's rows
+        rows = (*(row for row in stopped.results if row.result in (Outcome.DONE, Outcome.NOOP)), *back.results)
         groups, warnings = (*stopped.groups, *back.groups), (*stopped.warnings, *back.warnings)
         error = back.error
         code = back.exit_code
@@ -259,6 +273,8 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         # records after the fork stay.
         has_records = isinstance(returned, VerbReport)
         code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
+        if has_records and error is not None:
+            error = replace(error, hint=f"`kmirror failback` on the old source decides about them: {error.hint}")
     if error is not None:
         message = f"promoted, but the old source is not a mirror of this cluster yet: {error.message}"
         hint = f"{error.hint or 'fix the cause'}; then run the same command again"

@@ -265,7 +265,13 @@ def _take_source_answer(work: StopWork) -> str:
                 partition = TopicPartition(topic.topic, record.partition)
                 known[partition] = record.at_stop or AtStop(record.state_time_ms, record.last_mirrored_offset)
                 work.done.ends[partition] = record.last_mirrored_offset
-    work.at_stop = work.facts.with_source_answer(known, work.done.ends)
+    found = work.facts.with_source_answer(known, work.done.ends)
+    # a promote compares each end with the source's after the stop
+    promoted = {topic.topic for topic in work.left if topic.stop_reason is Reason.PROMOTED}
+    work.at_stop = {
+        partition: replace(one, unchecked=True) if partition.topic in promoted and not one.source_only else one
+        for partition, one in found.items()
+    }
     work.source = work.facts.request.answer()
     work.done.source_trouble = work.source.trouble
     return "source asked"
@@ -317,7 +323,7 @@ def _stopped(
                 message=None,
                 retry_attempt=0,
                 failed_offset=None,
-                at_stop=_unchecked(known) if request.reason is Reason.PROMOTED else known,
+                at_stop=known,
             )
             records.append(stopped)
             if len(offsets) < _MOST_TOPICS_IN_EVENT:
@@ -329,11 +335,6 @@ def _stopped(
     details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
     event = own_event(request.mirror, request.verb, ExitCode.OK.name, details)
     return Changes(tuple(records), (), (event,))
-
-
-def _unchecked(known: AtStop | None) -> AtStop | None:
-    """Return what was known at a promote's stop, marked as not yet compared with the source's end after it."""
-    return known if known is None or known.source_only else replace(known, unchecked=True)
 
 
 STOP: tuple[Step[StopWork], ...] = (
@@ -420,24 +421,19 @@ def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
     ]
 
 
-def copied_back(destination: Destination, mirror: MirrorRecord, topics: Collection[str]) -> dict[str, list[str]]:
-    """Return which of these topics are copied from here to the source, by its mirrors; none if that is unknown."""
-    if not topics:
-        return {}
-    try:
-        state = stored_state_on(mirror.source, _ELSEWHERE_MS)
-    except (KmirrorError, OutcomeUnknown):
-        return {}
-    live = {
-        other.name: [
-            topic.source_topic
-            for topic in state.topics(other.name)
-            if topic.source_topic in topics and topic.desired is not DesiredState.STOPPED
-        ]
+def copied_back(
+    destination: Destination, mirror: MirrorRecord, topics: Collection[str], timeout_ms: int
+) -> dict[str, list[TopicRecord]]:
+    """Return what mirrors of the source have stored of copies of these topics from here, also of stopped ones.
+
+    Raises KmirrorError, OutcomeUnknown: that is unknown.
+    """
+    state = stored_state_on(mirror.source, timeout_ms) if topics else State.of([])
+    return {
+        other.name: [topic for topic in state.topics(other.name) if topic.source_topic in topics]
         for other in state.mirrors
         if other.source_cluster_id == destination.cluster_id
     }
-    return {name: found for name, found in live.items() if found}
 
 
 def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Collection[str], verb: str) -> list[str]:
@@ -446,12 +442,18 @@ def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Colle
     After a failback or a switchover both clusters have a mirror of the same name: a stop that finds nothing left to
     stop may have been meant for the other cluster.
     """
+    try:
+        copies = copied_back(destination, mirror, topics, _ELSEWHERE_MS)
+    except (KmirrorError, OutcomeUnknown):
+        return []
     servers = mirror.source.get("bootstrap.servers", "")
+    live = {name: [one for one in some if one.desired is not DesiredState.STOPPED] for name, some in copies.items()}
     return [
         f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
-        f" {name} on cluster {mirror.source_cluster_id}, which copies {counted(len(live), 'topic')} from"
+        f" {name} on cluster {mirror.source_cluster_id}, which copies {counted(len(some), 'topic')} from"
         f" here: `{on_mirror(verb, name, *option('--bootstrap-server', servers))}`"
-        for name, live in copied_back(destination, mirror, topics).items()
+        for name, some in live.items()
+        if some
     ]
 
 
