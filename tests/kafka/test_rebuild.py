@@ -27,6 +27,7 @@ from kmirror.ops.jobs import rebuild
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, RebuildStep, TopicRecord
@@ -459,6 +460,8 @@ def test_an_empty_topic_has_no_archive_that_could_be_named(
         cut_off(patched, topic_admin, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             rebuilder.carry_out(topic)
+    (archived,) = [one for one in events(destination, mirror) if one.result == "ARCHIVED"]
+    assert (archived.details["archive"], archived.details["records"]) == (None, 0)
     (row,) = describe(destination, mirror)
     assert "it had no records to archive, and it is being recreated" in str(row.error_message)
     done = failover(destination, mirror).result

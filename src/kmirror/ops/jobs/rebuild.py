@@ -218,7 +218,7 @@ class RebuildAttempt:
 
         def decide(state: State) -> Changes:
             record, _ = _claimed(state, mirror, topic)
-            content = {"topic": topic, "archive": rebuild.archive, **(details or {})}
+            content = {"topic": topic, "archive": rebuild.kept_in, **(details or {})}
             event = own_event(mirror, "rebuild", "ARCHIVED", content)
             return Changes((replace(record, rebuild=rebuild),), (), (event,) if details else ())
 
@@ -269,8 +269,9 @@ class RebuildAttempt:
             return
         archive = archive_name(topic, client.metadata(None).topics)
         self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
+        where = f" in {rebuild.kept_in}" if rebuild.kept_in else ""
         raise KmirrorError(
-            f"{topic} is not deleted: since it was archived in {rebuild.archive}, {why}",
+            f"{topic} is not deleted: since it was archived{where}, {why}",
             f"kmirror archives it again, in {archive}",
         )
 
@@ -362,7 +363,7 @@ class RebuildAttempt:
         client, record, topic = self.destination.client, self.record, self.record.topic
         partitions = len(self.there.partitions)
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
-        _claimed(self.destination.state(), self.mirror.name, topic)
+        _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
         delete_topic(client, topic, record.destination_topic_id)
         try:
             plan = plan.settling(create_settled(client, topic, partitions, self._replication_factor(), plan.now))
@@ -373,9 +374,10 @@ class RebuildAttempt:
         # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
         if len(made.partitions) != partitions or any(end for _, end in ends.values()):
+            kept = f"the old records are in {rebuild.kept_in}" if rebuild.kept_in else "no old records were archived"
             raise RefusedError(
                 f"another client created topic {topic} while it was being rebuilt",
-                f"delete it and kmirror continues; the old records are in {record.rebuild and record.rebuild.archive}",
+                f"delete it and kmirror continues; {kept}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         plan = plan.settling(settled_to_change(client, topic, plan.now))
