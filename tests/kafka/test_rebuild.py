@@ -59,6 +59,15 @@ class HereAndNow:
         yield from (function(argument, 0) for argument in arguments)
 
 
+class NoRoom(HereAndNow):
+    """A Spark cluster whose cores all run lanes, which never end."""
+
+    spare_slots = 0
+
+    def map(self, name: str, *_: object) -> Generator[Any, None, None]:
+        raise AssertionError(f"{name} waits for ever")
+
+
 class CutOffError(KmirrorError):
     """The process is gone here."""
 
@@ -170,6 +179,14 @@ def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.M
     scene.assert_rebuilt()
     with pytest.raises(RefusedError, match="is no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
+
+
+def test_where_lanes_have_all_of_spark_it_is_done_without(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmirror.engine.bulk.runner._SLOT_SECONDS", 0.1)
+    scene.rebuilder = TopicRebuilder(scene.destination.properties, scene.mirror, NoRoom())
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
 
 
 def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
@@ -27,7 +26,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
-from kmirror.engine.bulk.runner import SparkTasks, TaskRuntime
+from kmirror.engine.bulk.runner import LaneRuntime, Runner, runner_beside_lanes
 from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
@@ -71,13 +70,6 @@ from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched
 
 _HOUR_MS = 3_600_000
-
-
-class LaneRuntime(TaskRuntime, Protocol):
-    """The Spark application that lanes run in."""
-
-    @property
-    def spare_slots(self) -> int: ...
 
 
 class TopicRebuilder:
@@ -169,9 +161,8 @@ class TopicRebuilder:
             found = _require_topic(source, record.source_topic)
             RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
 
-    def _tasks(self) -> SparkTasks:
-        """Return the runner of tasks besides the lanes; one slot stays free for a lane that restarts."""
-        return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
+    def _tasks(self) -> Runner:
+        return runner_beside_lanes(self._runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +183,7 @@ class RebuildAttempt:
     mirror: MirrorRecord
     record: TopicRecord
     there: TopicMetadata
-    tasks: Callable[[], SparkTasks]
+    tasks: Callable[[], Runner]
     watch: Watch
 
     def carry_out(self, rebuild: Rebuild) -> None:
