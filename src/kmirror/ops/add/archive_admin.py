@@ -19,6 +19,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.engine.archive.archiving import still_valid
+from kmirror.engine.clock import now_ms
 from kmirror.errors import BrokerError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.topic_admin import CREATION_S, await_topics
 from kmirror.state.archive_proofs import Proof
@@ -80,6 +81,15 @@ def kept_ms(client: ClusterClient, archive: str, partitions: Collection[int]) ->
             f"nothing was deleted; set {missing} on it, or delete it: the next attempt creates it again",
         )
     return None if time_ms < 0 else time_ms
+
+
+def kept_until_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int | None:
+    """Return when an archive may begin to delete what it has, in epoch ms; None: never. Raises as `kept_ms`."""
+    kept = kept_ms(client, archive, partitions)
+    if kept is None:
+        return None
+    first = client.list_offsets({TopicPartition(archive, partition): 0 for partition in partitions}).values()
+    return min((one.timestamp for one in first if one.timestamp is not None), default=now_ms()) + kept
 
 
 def _is_below(client: ClusterClient, archive: str, partitions: Collection[int], size: int) -> bool:
