@@ -10,8 +10,10 @@ import random
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -27,14 +29,16 @@ from confluent_kafka.admin import (
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch import COMPRESSION_TYPES
 from kmirror.cluster.protocol.batch_records import Record, make_batch
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.filler import FILLER_KEY, filler_batch
+from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.archive.archive_topic import archive_producer_id
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Threads
 from kmirror.engine.clock import now_ms
-from kmirror.errors import RefusedError
+from kmirror.errors import BrokerError, RefusedError
 from kmirror.state.archive_proofs import Proof
 from kmirror.work import WorkView
 from kmirror_sandbox.cluster import SandboxCluster
@@ -325,6 +329,33 @@ def test_a_topic_that_was_created_again_is_not_archived(cluster: SandboxCluster)
     assert not outcome.saved
     assert "no longer exists; one with id" in str(outcome.trouble)
     assert librdkafka_records(cluster.bootstrap_servers, archive) == []
+
+
+def test_a_topic_that_cannot_be_looked_up_is_not_gone(cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = make_topic(cluster, 5)
+    archive = make_archive(cluster, topic)
+    with ClusterClient(client_config(cluster.client_properties())) as client:
+        topic_id = client.metadata([topic]).topics[topic].printed_topic_id
+    spec = ArchiveSpec(cluster.client_properties(), topic, archive, topic_id, (PartitionRanges(0, ((0, 5),)),))
+    metadata, unknown = ClusterClient.metadata, {topic}
+
+    def looked_up(self: ClusterClient, topics: Iterable[str] | None = None, **how: Any) -> ClusterMetadata:
+        """Answer as while a broker is down that may know them."""
+        found = metadata(self, topics, **how)
+        if isinstance(topics, list) and unknown & set(topics):
+            code = int(Code.BROKER_NOT_AVAILABLE)
+            return replace(found, topics={n: replace(one, error_code=code) for n, one in found.topics.items()})
+        return found
+
+    monkeypatch.setattr(ClusterClient, "metadata", looked_up)
+    (outcome,) = archive_topic(spec, Threads()).outcomes
+    assert str(outcome.trouble).startswith(f"looking up {topic}: BROKER_NOT_AVAILABLE")
+    unknown = {archive}
+    with pytest.raises(BrokerError, match=f"looking up {archive}: BROKER_NOT_AVAILABLE"):
+        archive_topic(spec, Threads())
+    assert bounds_of(cluster, archive).end == 0
+    unknown = set()
+    assert archive_topic(spec, Threads()).proofs.keys() == {0}
 
 
 # -- over a network that loses requests --------------------------------------------------------------------------------

@@ -8,14 +8,17 @@ from typing import cast
 
 import pytest
 
+from kmirror.engine.clock import now_ms
 from kmirror.errors import RefusedError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import check, make_archive, save
 from tests.support.clusters import unique_topic
+from tests.support.log_batches import VisibleRecord
 from tests.support.oracle import librdkafka_records
 from tests.support.producers import whole_batches
 from tests.support.real_logs import CompactedTopic, delete_records, write
 from tests.support.saved_topics import assert_saved, cluster, make_topic, quick_to_believe, short_memory
+from tests.support.topics import set_topic
 from tests.support.transactions import OpenTransaction
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
@@ -186,6 +189,21 @@ def test_a_cleaner_that_removes_records_after_they_were_saved(busy_cluster: Sand
         found = check(cluster, topic, archive_with(cluster, topic, wrong), [(0, end)])
         assert not found.equal
         assert str(found).startswith("at offset ")
+
+
+def test_a_cleaner_that_removes_records_without_a_key_after_they_were_saved(busy_cluster: SandboxCluster) -> None:
+    cluster, topic = busy_cluster, unique_topic("compacted")
+    compacted = CompactedTopic(cluster, topic, {"cleanup.policy": "delete"})
+    write(cluster, topic, [VisibleRecord(0, now_ms(), None, b"value %d" % n, ()) for n in range(20)])
+    end = compacted.write_round()
+    archive = make_archive(cluster, topic)
+    save(cluster, topic, archive, [(0, end)])
+    set_topic(cluster, topic, {"cleanup.policy": "compact"})
+    compacted.wait_until_cleaned(compacted.write_round())
+    compacted.freeze()
+    assert not [record for record in shown(cluster, topic) if record.offset < end]
+    found = check(cluster, topic, archive, [(0, end)])
+    assert (found.equal, found.records, found.only_archived) == (True, 0, 20)
 
 
 @pytest.mark.parametrize("damage", [doubled, swapped])

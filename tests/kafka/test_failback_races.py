@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kmirror.errors import ExitCode
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.errors import ExitCode, KmirrorError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
@@ -68,6 +73,27 @@ def test_a_partition_that_is_added_after_the_archive_is_not_deleted(trip: Trip) 
     assert_holds(trip.a, archives_of(again)[topic]["archive"], held, partition=1)
     trip.copy_to_a()
     trip.assert_same(topic)
+
+
+def test_a_topic_that_no_broker_here_describes_now_is_not_taken_for_a_new_one(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    here, metadata = trip.at_a.client, ClusterClient.metadata
+
+    def looked_up(self: ClusterClient, topics: Iterable[str] | None = None, **how: Any) -> ClusterMetadata:
+        found = metadata(self, topics, **how)
+        if self is not here or topic not in found.topics:
+            return found
+        unknown = replace(found.topics[topic], error_code=int(Code.BROKER_NOT_AVAILABLE))
+        return replace(found, topics={**found.topics, topic: unknown})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterClient, "metadata", looked_up)
+        with pytest.raises(KmirrorError, match=f"does not describe {topic}: BROKER_NOT_AVAILABLE"):
+            trip.back()
+    assert trip.back().result.exit_code == 0
 
 
 @pytest.mark.parametrize("how", ["deleted", "recreated"])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from kmirror.ops.base.context import change, require_mirror
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.failback.plan import Strategy
+from kmirror.ops.failback.truncation_plan import read_plan
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.jobs.topic_discovery import DiscoveryJob
 from kmirror.ops.probe.guarantees import Verdict
@@ -299,9 +301,9 @@ def assert_kept(cluster: SandboxCluster, archive: str, held: list[VisibleRecord]
 
 
 def test_a_failback_says_how_long_the_archive_keeps_records(
-    source_cluster: SandboxCluster, guarded: SandboxCluster
+    source_cluster: SandboxCluster, guarded: SandboxCluster, tmp_path: Path
 ) -> None:
-    topic = unique_topic()
+    topic, plan = unique_topic(), tmp_path / "plan.json"
     with Trip(guarded, source_cluster) as trip:
         make_topic(guarded, topic, cleanup_policy="compact")
         produce(guarded, topic, ["common"])
@@ -310,6 +312,11 @@ def test_a_failback_says_how_long_the_archive_keeps_records(
         assert failover(trip.at_b, trip.mirror).result.exit_code == 0
         produce(guarded, topic, ["lost-1", "lost-2"])
         held = shown(guarded, topic)[1:]
+        planned = trip.back(strategy=Strategy.OFFLINE, plan=str(plan))
+        assert planned.result.exit_code == 0, planned.result
+        until_ms = read_plan(plan).archives_kept_until_ms
+        assert until_ms is not None
+        assert abs(until_ms - now_ms() - LONGEST_RETENTION_MS) < 600_000
         done = trip.back(strategy=Strategy.RECREATE)
         assert done.result.exit_code == 0, done.result
         archive = archives_of(done)[topic]["archive"]

@@ -27,6 +27,7 @@ from kmirror.ops.jobs import rebuild
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, RebuildStep, TopicRecord
@@ -56,6 +57,15 @@ class HereAndNow:
         self, name: str, function: Callable[[Any, int], Any], arguments: Iterable[Any], at_once: int | None = None
     ) -> Generator[Any, None, None]:
         yield from (function(argument, 0) for argument in arguments)
+
+
+class NoRoom(HereAndNow):
+    """A Spark cluster whose cores all run lanes, which never end."""
+
+    spare_slots = 0
+
+    def map(self, name: str, *_: object) -> Generator[Any, None, None]:
+        raise AssertionError(f"{name} waits for ever")
 
 
 class CutOffError(KmirrorError):
@@ -169,6 +179,14 @@ def test_cut_off_before_and_after_every_step(scene: Scene, monkeypatch: pytest.M
     scene.assert_rebuilt()
     with pytest.raises(RefusedError, match="is no longer being rebuilt"):
         scene.rebuilder.carry_out(scene.topic)
+
+
+def test_where_lanes_have_all_of_spark_it_is_done_without(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmirror.engine.bulk.runner._SLOT_SECONDS", 0.1)
+    scene.rebuilder = TopicRebuilder(scene.destination.properties, scene.mirror, NoRoom())
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
 
 
 def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
@@ -459,6 +477,8 @@ def test_an_empty_topic_has_no_archive_that_could_be_named(
         cut_off(patched, topic_admin, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             rebuilder.carry_out(topic)
+    (archived,) = [one for one in events(destination, mirror) if one.result == "ARCHIVED"]
+    assert (archived.details["archive"], archived.details["records"]) == (None, 0)
     (row,) = describe(destination, mirror)
     assert "it had no records to archive, and it is being recreated" in str(row.error_message)
     done = failover(destination, mirror).result

@@ -186,7 +186,7 @@ def assert_intact(cluster: SandboxCluster, topic: str, partition: int = 0) -> No
 def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleRecord]) -> str | None:
     """Compare two views of a log whose cleaners have each removed what they may; None if nothing is wrong.
 
-    A record that one side lacks must have a later one of its key there, or be a tombstone.
+    A record that one side lacks must have a later one of its key there, or be a tombstone, or have no key.
     """
     at_source, at_destination = ({record.offset: record for record in view} for view in (source, destination))
     for offset in sorted(at_source.keys() & at_destination.keys()):
@@ -196,7 +196,7 @@ def unsuperseded(source: Sequence[VisibleRecord], destination: Sequence[VisibleR
         last = {record.key: offset for offset, record in lacking.items()}
         for offset in sorted(having.keys() - lacking.keys()):
             record = having[offset]
-            if record.value is not None and last.get(record.key, -1) < offset:
+            if None not in (record.key, record.value) and last.get(record.key, -1) < offset:
                 return f"the {side} lacks {_text(record)}, and nothing later of that key"
     return None
 

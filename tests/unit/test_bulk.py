@@ -13,7 +13,7 @@ import pytest
 
 from kmirror.engine.bulk.bulk_progress import ProgressAddress, receiving_progress, reporting_progress
 from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
-from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, run_task
+from kmirror.engine.bulk.runner import SparkTasks, Task, Threads, Where, run_task, runner_beside_lanes
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.ops.base.bulk import SPARK_FROM_BYTES, Bulk, SparkChoice
 from kmirror.work import Add, Meter, WorkIsOverError, WorkView, unwatched
@@ -110,6 +110,18 @@ def test_a_failure_ends_the_others_and_so_does_leaving() -> None:
         with pytest.raises(KmirrorError, match="no"):
             list(running)
     assert ended == [1]
+
+
+@pytest.mark.parametrize(("spare", "slots", "is_spark"), [(3, 2, True), (1, 1, True), (0, 1, False)])
+def test_work_beside_lanes_never_waits_for_one_to_end(
+    spare: int, slots: int, is_spark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Application(Workers):
+        spare_slots = spare
+
+    monkeypatch.setattr("kmirror.engine.bulk.runner._SLOT_SECONDS", 0.0)
+    runner = runner_beside_lanes(Application())
+    assert (runner.slots, isinstance(runner, SparkTasks)) == (slots, is_spark)
 
 
 def test_no_more_run_at_once_than_are_wanted() -> None:

@@ -159,10 +159,15 @@ class TestCompaction:
         gone = difference(self.compacted(log[1:]), self.compacted([*log[:1], *log[3:]]), end=10)
         assert (gone.offset, gone.kind) == (0, DifferenceKind.EXTRA)
 
-    def test_records_without_a_key_are_never_superseded(self) -> None:
-        log = [record(offset, key=None) for offset in range(10)]
-        found = difference(self.compacted(log), self.compacted(log[1:]), end=10)
-        assert (found.offset, found.kind) == (0, DifferenceKind.MISSING)
+    def test_records_without_a_key_are_removed_by_every_cleaner(self) -> None:
+        log = [record(offset, key=b"k%d" % offset if offset % 3 == 0 else None) for offset in range(10)]
+        cleaned = [one for one in log if one.key is not None]
+        for side, other in ((log, cleaned), (cleaned, log)):
+            found = compare(self.compacted(side), self.compacted(other), end=10)
+            assert (found.equal, found.records) == (True, 4)
+            assert any("6 records" in note and "removed by compaction" in note for note in found.notes)
+        lost = difference(MadeLog(batches_of(log)), MadeLog(batches_of(cleaned)), end=10)
+        assert (lost.offset, lost.kind) == (1, DifferenceKind.MISSING)
 
     def test_a_tombstone_goes_when_its_key_is_gone(self) -> None:
         log = [*records(0, 50), record(50, key=b"k3", value=None), *records(51, 58)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kmirror.engine.executors import Placement
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import local_threads
 from kmirror.ops.base.run_request import RunRequest
@@ -39,3 +41,15 @@ def test_a_running_mirror_may_be_given_any_number_of_lanes_and_a_rebuild_still_f
 def test_a_rebuild_takes_no_more_of_a_local_master_than_its_cores_and_slots() -> None:
     options = spark_options(RunRequest(("m",), "local[2]"), [mirror("m")], Path("spark.log"))
     assert SparkRuntime(options).spare_slots == options.slots
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_a_rebuild_never_waits_for_a_cluster_whose_cores_lanes_have_unless_that_grows(
+    is_elastic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = SparkRuntime(spark_options(RunRequest(("m",), "spark://h:7077"), [mirror("m")], Path("spark.log")))
+    monkeypatch.setattr(SparkRuntime, "_running", lambda _: None)
+    monkeypatch.setattr("kmirror.engine.spark.application.executors", lambda _: [])
+    tracker = SimpleNamespace(last=Placement((), {}, is_elastic))
+    monkeypatch.setattr(runtime, "_executors", tracker)
+    assert runtime.spare_slots == is_elastic

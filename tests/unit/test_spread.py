@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kmirror.engine.executors import Executor, Placement
+from kmirror.engine.lanes.lane_balancer import LaneBalancer
 from kmirror.engine.lanes.lane_slots import LaneSlots
 from kmirror.engine.lanes.spread import RunningLane, Spread, lane_moves, slot_shares
+from kmirror.engine.status.mirror_topics import MirrorTopics
+from kmirror.errors import Reason
+from kmirror.state.records import Rebuild, RebuildStep, TopicRecord
+from tests.support.live_engine import topic_record
 
 A, B, C = (Executor(name, "h", 2) for name in "abc")
 MB = 1e6
@@ -114,6 +121,19 @@ def test_lanes_leave_room_for_what_a_rebuild_archives(wanted: int, limit: int | 
     spread.tick(Placement((A, B), {}), [engine], 1.0)
     spread.tick(Placement((A, B), {}, is_elastic=True), [engine], 2.0)
     assert engine.limits == [4 if wanted > 4 else None, limit, None]
+
+
+def test_a_rebuild_that_has_failed_takes_no_lane_until_it_gets_on() -> None:
+    going = Rebuild(Reason.SOURCE_TOPIC_RECREATED, RebuildStep.ARCHIVE, "t.kmirror-archive.1", 1)
+    by_name: dict[str, TopicRecord] = {}
+    topics = SimpleNamespace(record=SimpleNamespace(name="m"), by_name=by_name, claimed=by_name.keys)
+    nothing = cast(Any, None)
+    balancer = LaneBalancer(cast(MirrorTopics, topics), nothing, nothing, nothing, nothing)
+    assert not balancer.is_rebuilding
+    by_name["t"] = replace(topic_record("t"), rebuild=replace(going, trouble="no right"))
+    assert not balancer.is_rebuilding
+    by_name["u"] = replace(topic_record("u"), rebuild=going)
+    assert balancer.is_rebuilding
 
 
 def test_where_spark_makes_room_there_is_no_limit() -> None:

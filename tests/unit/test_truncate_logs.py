@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def test_the_log_ends_at_the_cut(log_dir: Path) -> None:
     assert entries(log_dir / "recovery-point-offset-checkpoint") == ["orders 0 30", "bystander 0 90"]
     assert entries(log_dir / "replication-offset-checkpoint") == ["orders 0 40", "bystander 0 90"]
     assert entries(log_dir / "orders-0/leader-epoch-checkpoint") == ["0 0"]
+
+
+def test_nothing_is_cut_off_that_its_archive_no_longer_keeps(log_dir: Path) -> None:
+    before = contents(log_dir)
+    for dry_run in (True, False):
+        with pytest.raises(RefusedError, match=r"since 2023-11-14T22:13:20Z its archives no longer keep"):
+            cut(replace(CUT_AT_40, archives_kept_until_ms=1_700_000_000_000), log_dir, dry_run=dry_run)
+    assert contents(log_dir) == before
+    assert cut(replace(CUT_AT_40, archives_kept_until_ms=4_000_000_000_000), log_dir).exit_code == 0
 
 
 def test_progress_counts_the_bytes_read_and_copied(log_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     check("plan", DOCUMENT)
     assert read_plan(tmp_path / "plan.json") == PLAN
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_plan_says_until_when_what_it_cuts_off_is_archived(tmp_path: Path) -> None:
+    limited = replace(PLAN, archives_kept_until_ms=1_700_000_000_001)
+    write_plan(limited, tmp_path / "plan.json")
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written == {**DOCUMENT, "archivesKeptUntil": 1_700_000_000_001}
+    check("plan", written)
+    assert read_plan(tmp_path / "plan.json") == limited
 
 
 def test_plans_are_the_same_when_they_cut_the_same() -> None:

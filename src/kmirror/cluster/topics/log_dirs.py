@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
 from kmirror.errors import KmirrorError, OutcomeUnknown
 
@@ -67,7 +68,16 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
 
 
 def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return how many bytes leaders store of each partition; empty without the right (DESCRIBE on the cluster).
+    """Return how many bytes leaders store of each partition, as far as is known. Raises as `stored_sizes`."""
+    return {partition: size for partition, (_, size) in stored_sizes(client, partitions).items() if size is not None}
+
+
+def stored_sizes(
+    client: ClusterClient, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, tuple[int, int | None]]:
+    """Return how many bytes leaders store of each partition, and an error code where that is unknown.
+
+    The code is CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster, and may be 0 where a log is still made.
 
     Raises:
         UnreachableError: no broker answers.
@@ -87,8 +97,9 @@ def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition])
             for partition in topic.partitions
             if not partition.is_future_key
         }
+        # before Kafka 3.2 there is no other sign of a missing right
+        code = 0 if answer.results else int(Code.CLUSTER_AUTHORIZATION_FAILED)
         # partitions that are not returned are not asked for again
-        yield from ((partition, 0, sizes.get(partition)) for partition in led)
+        yield from ((partition, code, sizes.get(partition)) for partition in led)
 
-    answers = client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)
-    return {partition: size for partition, (_, size) in answers.items() if size is not None}
+    return client.per_leader(partitions, build, read, timeout=_TIMEOUT_SECONDS)

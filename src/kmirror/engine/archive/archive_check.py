@@ -173,16 +173,16 @@ class _ArchiveWalk:
             offset = origin[0].offset if origin else -1
             in_order = self._last is None or offset > self._last
             is_lost = any(low <= offset < floor for low, floor in self._lost)
-            if not in_order or not (is_lost or self._is_compacted_away(archived, offset, before)):
+            if not in_order or not (is_lost or self._is_compacted_away(offset, before)):
                 return archived
             self._only_archived += 1
             self._note(offset)
         return None
 
-    def _is_compacted_away(self, archived: Record, offset: int, before: int | None) -> bool:
-        """Return True if the log has lost this record to its cleaner, which removes only records with a key."""
+    def _is_compacted_away(self, offset: int, before: int | None) -> bool:
+        """Return True if the log has lost this record to its cleaner."""
         is_in_range = any(low <= offset < high for low, high in self._ranges) and (before is None or offset < before)
-        return archived.key is not None and is_in_range and self._log is not None and self._log.is_compacted()
+        return is_in_range and self._log is not None and self._log.is_compacted()
 
     def _note(self, offset: int) -> None:
         self._first = offset if self._first is None else self._first

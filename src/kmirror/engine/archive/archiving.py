@@ -169,6 +169,8 @@ def archive_topic(
         proofs = still_valid(client, spec.archive, known)
         spec = replace(spec, partitions=tuple(one for one in spec.partitions if one.partition not in proofs))
         offsets, outcomes = offsets_of(spec), {p: _outcome_of(p, proof) for p, proof in proofs.items()}
+        # what is copied and compared may be in a later archive of that name: then the proofs are not valid
+        archive_id = _id_of(client, spec.archive)
         with Meter(watch, f"archiving {named}", "offset", offsets) as meter:
             tasks = [
                 Task(unit, offsets_of(unit)) for unit in copy_work_units(spec, bytes_of(client, spec), runner.slots)
@@ -184,7 +186,6 @@ def archive_topic(
             unchecked: dict[int, list[ArchivePiece]] = {one.partition: [] for one in copied.partitions}
             for piece in (piece for task in checks for piece in task.argument.pieces):
                 unchecked[piece.partition].append(piece)
-            archive_id = _id_of(client, spec.archive)
             found: dict[ArchivePiece, PartitionOutcome] = {}
             for compared in runner.run(f"check of {spec.archive}", check_work_unit, checks, meter):
                 found.update(compared)
@@ -230,8 +231,12 @@ def still_valid(client: ClusterClient, archive: str, proved: Mapping[int, Proof]
 
 
 def _id_of(client: ClusterClient, topic: str) -> str | None:
-    found = client.metadata([topic]).topics.get(topic)
-    return found.printed_topic_id if found and not found.error_code else None
+    """Return the id of a topic; None if there is no such topic, or no ids. Raises UnreachableError, BrokerError."""
+    found = client.metadata([topic]).topics[topic]
+    if found.error_code == Code.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    require(found.error_code, f"looking up {topic}")
+    return found.printed_topic_id
 
 
 def merged_outcome(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome]) -> PartitionOutcome:

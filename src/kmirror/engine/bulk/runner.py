@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -33,6 +34,9 @@ Function = Callable[[A, Add], R]
 
 #: More do not help: they share one interpreter lock.
 THREADS = 4
+#: How long to wait for the lanes of an application to leave a slot.
+_SLOT_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 
 
 class Where(StrEnum):
@@ -79,6 +83,13 @@ class TaskRuntime(Protocol):
     def map(
         self, name: str, function: Callable[[Any, int], Any], arguments: Iterable[Any], at_once: int | None = None
     ) -> Generator[Any, None, None]: ...
+
+
+class LaneRuntime(TaskRuntime, Protocol):
+    """The Spark application that lanes run in."""
+
+    @property
+    def spare_slots(self) -> int: ...
 
 
 class _Tally:
@@ -211,3 +222,16 @@ class Threads:
                     yield result.value
             finally:
                 over.set()
+
+
+def runner_beside_lanes(runtime: LaneRuntime) -> Runner:
+    """Return the runner of tasks beside lanes, with one slot to spare for a lane that restarts.
+
+    Lanes never end. If they leave no slot for a while, as where each mirror has one, it is a thread of this process.
+    """
+    deadline = time.monotonic() + _SLOT_SECONDS
+    while not (spare := runtime.spare_slots):
+        if time.monotonic() > deadline:
+            return Threads(1)
+        time.sleep(_LOOK_SECONDS)
+    return SparkTasks(runtime, max(1, spare - 1))

@@ -7,8 +7,8 @@ Both logs are read as consumers see them (`visible_log`), in step:
 * everywhere else they are compared record by record, until both are at the beginning of a batch again.
 
 A record that only one side has is a difference, with two exceptions: if the other log starts later, this is only noted;
-if the other topic is compacted, the record may have been superseded there (`superseded`). Our filler at the destination
-is always a difference. Offsets that show nothing are compared only at the end: a destination that continues after its
+if the other topic is compacted, the record may have been removed there (`superseded`). Our filler at the destination is
+always a difference. Offsets that show nothing are compared only at the end: a destination that continues after its
 source's end differs, whatever is there.
 
 This module runs in workers.
@@ -345,7 +345,7 @@ class _LogComparison:
             if side.missing.count and difference is None:
                 of = f"of the {other.name}"
                 many = counted(side.missing.count, f"record {of} is", f"records {of} are")
-                yield f"{many} missing in the {side.name}, superseded by later ones of their keys"
+                yield f"{many} missing in the {side.name}, removed by compaction"
 
     def _report_progress(self, reached: int) -> None:
         if reached > self._reported:

@@ -2,7 +2,8 @@
 
 Each log is compacted independently, so a record may be missing in one of them once a later one of its key is there.
 Compaction also removes tombstones, after a while, but never before all older records of the key (KIP-534): a missing
-tombstone is explained if no older record of its key is left, and so are the records that it superseded.
+tombstone is explained if no older record of its key is left, and so are the records that it superseded. And it removes
+every record without a key, which a topic may have from before it was compacted.
 
 The hashes of keys that wait for a later record are kept, in memory or, after `spill`, on disk; `unexplained` searches
 the log for the remaining ones.
@@ -54,10 +55,11 @@ class Superseded:
 
     def excuses(self, record: Record) -> bool:
         """Note a missing record; return False if nothing later can explain it."""
-        if record.key is None or not self._log.is_compacted():
+        if not self._log.is_compacted():
             return False
         self.count += 1
-        self._wait(_hash(record.key), record)
+        if record.key is not None:
+            self._wait(_hash(record.key), record)
         return True
 
     def _wait(self, key: bytes, record: Record) -> None:

@@ -62,8 +62,9 @@ class LaneBalancer:
 
     @property
     def is_rebuilding(self) -> bool:
-        """True while a topic is being rebuilt, which takes a worker beside the lanes."""
-        return bool(self._topics.claimed())
+        """True while a topic is being rebuilt, which takes a worker beside the lanes, unless that has failed."""
+        rebuilds = (self._topics.by_name[topic].rebuild for topic in self._topics.claimed())
+        return any(rebuild is None or rebuild.trouble is None for rebuild in rebuilds)
 
     def take_placement(self, placement: Placement, limit: int | None) -> None:
         """Take where lanes run, and how many it may have; None for as many as it wants."""

@@ -85,7 +85,7 @@ class Spread:
             return
         slots = self._counted_slots(placement, at)
         if slots is not None and any(mirror.is_rebuilding for mirror in mirrors):
-            slots -= 1  # lanes never end: what a rebuild archives would wait for them for ever
+            slots -= 1  # for what a rebuild archives; a mirror's only lane does not make room for it
         limits = slot_shares({m.mirror: m.lanes_wanted for m in mirrors}, slots)
         for mirror in mirrors:
             mirror.take_placement(placement, limits.get(mirror.mirror))

@@ -155,15 +155,17 @@ class SparkRuntime:
     @property
     def spare_slots(self) -> int:
         """How many more functions could start now: on a local master, whose threads share its cores, no more than
-        without the threads for what may come later.
+        without the threads for what may come later; at least one where Spark makes room for it.
         """
         if self._local:
             capacity = spark_conf.local_threads(self._options)
             most = spark_conf.local_threads(replace(self._options, later_slots=0))
         else:
             most = capacity = sum(executor.cores for executor in executors(self._running()))
+        placement = self.placement
+        least = int(placement is not None and placement.is_elastic)
         with self._lock:
-            return min(most, max(0, capacity - len(self._jobs)))
+            return max(least, min(most, capacity - len(self._jobs)))
 
     @property
     def driver_host(self) -> str:

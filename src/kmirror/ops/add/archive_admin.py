@@ -11,7 +11,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.topics.log_dirs import partition_sizes
+from kmirror.cluster.topics.log_dirs import stored_sizes
 from kmirror.cluster.topics.policies import settled_to_create
 from kmirror.cluster.topics.settling import set_to, with_settled
 from kmirror.cluster.topics.topic_requests import create_topic
@@ -19,7 +19,8 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.engine.archive.archive_topic import archive_settings
 from kmirror.engine.archive.archiving import still_valid
-from kmirror.errors import BrokerError, RefusedError
+from kmirror.engine.clock import now_ms
+from kmirror.errors import BrokerError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.topic_admin import CREATION_S, await_topics
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.waiting import Deadline, refused
@@ -39,6 +40,7 @@ def create_archive(
         BrokerError: the cluster refuses to create it.
     """
     asked = archive_settings(topic_settings(client, [topic])[topic])
+    holding: Collection[int] = ()
     try:
         settled = settled_to_create(client, archive, partitions, replication_factor, asked)
         if _TIME in settled:
@@ -47,16 +49,19 @@ def create_archive(
     except BrokerError as error:
         if error.code != Code.TOPIC_ALREADY_EXISTS:
             raise
+        holding = range(partitions)
     await_topics(client, [archive], Deadline(CREATION_S))
-    return kept_ms(client, archive, range(partitions))
+    return kept_ms(client, archive, holding)
 
 
 def kept_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int | None:
     """Return how long an archive keeps records from their archiving on, in ms; None: for ever.
 
+    `partitions` are those that have records.
+
     Raises:
-        RefusedError: it may delete them at any time.
-        KmirrorError: its settings are not returned.
+        RefusedError: it may delete them at any time, or whether it does is unknown without DESCRIBE on the cluster.
+        KmirrorError: its settings or sizes are not returned.
     """
     found = topic_settings(client, [archive], [_POLICY, _TIME, _BYTES, _CLOCK])[archive]
     if isinstance(found, int):
@@ -78,10 +83,29 @@ def kept_ms(client: ClusterClient, archive: str, partitions: Collection[int]) ->
     return None if time_ms < 0 else time_ms
 
 
+def kept_until_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int | None:
+    """Return when an archive may begin to delete what it has, in epoch ms; None: never. Raises as `kept_ms`."""
+    kept = kept_ms(client, archive, partitions)
+    if kept is None:
+        return None
+    first = client.list_offsets({TopicPartition(archive, partition): 0 for partition in partitions}).values()
+    return min((one.timestamp for one in first if one.timestamp is not None), default=now_ms()) + kept
+
+
 def _is_below(client: ClusterClient, archive: str, partitions: Collection[int], size: int) -> bool:
-    """Return whether no partition is larger than this, as far as is known."""
-    found = partition_sizes(client, [TopicPartition(archive, partition) for partition in partitions])
-    return len(found) == len(partitions) and all(one <= size for one in found.values())
+    """Return whether no partition is larger than this. Raises RefusedError, UnreachableError: a size is unknown."""
+    found = stored_sizes(client, [TopicPartition(archive, partition) for partition in partitions])
+    for partition, (code, stored) in found.items():
+        unknown = f"archive {archive} has {_BYTES}={size}, and the size of {partition} is unknown"
+        if code == Code.CLUSTER_AUTHORIZATION_FAILED:
+            grant = grant_line(client.config, ("DESCRIBE",), "--cluster")
+            raise RefusedError(f"{unknown}: we lack DESCRIBE on the cluster", grant, Reason.NOT_AUTHORIZED)
+        if stored is None:
+            why = f": {code_name(code)}" if code else ""
+            raise UnreachableError(f"{unknown}{why}", "nothing was deleted; try again once its leader answers")
+        if stored > size:
+            return False
+    return True
 
 
 def is_kept(client: ClusterClient, archive: str, partitions: Collection[int], proved: Mapping[int, Proof]) -> bool:

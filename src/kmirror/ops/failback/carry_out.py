@@ -189,7 +189,8 @@ def _plan_cuts(run: FailbackRun) -> str:
             run.rows.append(TopicResult(one.topic, None, Outcome.NOOP, done))
     if run.cuts:
         ordered = tuple(sorted(run.cuts, key=lambda cut: (cut.topic, cut.partition)))
-        write_plan(TruncationPlan(destination.cluster_id, run.mirror.name, now_ms(), ordered), plan_file)
+        until_ms = min(run.kept_until_ms, default=None)
+        write_plan(TruncationPlan(destination.cluster_id, run.mirror.name, now_ms(), ordered, until_ms), plan_file)
         truncate = command_line("kmirror", "truncate-logs", *option("--plan", str(plan_file)), "--log-dir", "DIR")
         run.warnings.append(
             f"the plan is {plan_file}. Next: stop all brokers of this cluster cleanly; on each, run `{truncate}`; "

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.topics.log_dirs import partition_sizes
@@ -27,6 +27,7 @@ from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
+from kmirror.ops.base.gone import not_described
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups
@@ -242,6 +243,7 @@ def compare_topics(
     Raises:
         RefusedError: the new primary no longer has one of the topics, or a log cannot be compared.
         UnreachableError: a cluster does not answer.
+        KmirrorError: the brokers here do not say whether there is one of the topics.
     """
     here = destination.client.metadata(topics).topics
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
@@ -253,6 +255,8 @@ def compare_topics(
                 f" ({code_name(there[absent[0]].error_code)})",
                 "leave it out with --topics",
             )
+    if silent := [name for name in topics if here[name].error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION)]:
+        raise not_described(here[silent[0]])
     existing = {name: here[name] for name in topics if not here[name].error_code}
     stored, warnings = _stored_records(primary, mirror, there, existing)
     pairs = {name: (existing[name], there[name]) for name in existing}

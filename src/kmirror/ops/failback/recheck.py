@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kmirror.cluster.client import LATEST
+from kmirror.cluster.client import LATEST, require
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import Reason, RefusedError
+from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.add.archive_admin import is_kept
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, source_client
+from kmirror.ops.base.gone import described_topic
 from kmirror.ops.failback.facts import TopicComparison, bounds_of, forks_of
 from kmirror.ops.failback.progress import TopicWork
 from kmirror.state.records import MirrorRecord
@@ -23,13 +25,23 @@ _AGAIN = "run the same command again: it compares the two logs again"
 
 
 def require_untouched(destination: Destination, work: TopicWork) -> None:
-    """Refuse to continue with a topic that another client changed since the plan was made. Raises RefusedError."""
+    """Refuse to continue with a topic that another client changed since the plan was made.
+
+    Raises:
+        RefusedError: one did.
+        KmirrorError: that is unknown.
+    """
     client, topic = destination.client, work.topic
-    found = client.metadata([topic]).topics[topic]
-    if found.error_code or found.printed_topic_id != work.topic_id or found.partitions.keys() != work.ends.keys():
+    found = described_topic(client, topic)
+    if found is None or found.printed_topic_id != work.topic_id or found.partitions.keys() != work.ends.keys():
         raise RefusedError(f"{topic} was deleted, was recreated or has other partitions since it was compared", _AGAIN)
     ends = client.list_offsets({TopicPartition(topic, p): LATEST for p in work.ends}, log_end=True)
     for partition, answer in ends.items():
+        if answer.offset is None:
+            raise UnreachableError(
+                f"cannot look up the log end of {partition} here: {code_name(answer.error_code)}",
+                "run the same command again once it has a leader",
+            )
         if answer.offset != (end := work.ends[partition.partition]):
             raise RefusedError(
                 f"another client wrote to {partition}: it ended at {end}, and ends at {answer.offset} now",
@@ -54,7 +66,7 @@ def require_copied(
 
     Raises:
         RefusedError: its topic is gone or another one, or its log was cut or written again below the fork.
-        UnreachableError: it does not answer.
+        UnreachableError, BrokerError: it does not answer, or does not say whether it has the topic.
     """
     topic = found.topic
     then = {d.topic_partition: d for d in found.divergences if d.topic_partition.partition in found.there.partitions}
@@ -63,6 +75,8 @@ def require_copied(
         naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE),
     ):
         there = client.metadata([topic]).topics[topic]
+        if there.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION:
+            require(there.error_code, f"looking up {topic} at the new primary")
         if there.error_code or there.printed_topic_id != found.there.printed_topic_id:
             raise RefusedError(f"{topic} was deleted or recreated at the new primary since it was compared", _AGAIN)
         starts, ends = bounds_of(client, list(then), "at the new primary")

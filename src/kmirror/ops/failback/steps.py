@@ -17,7 +17,7 @@ from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archi
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
-from kmirror.ops.add.archive_admin import create_archive
+from kmirror.ops.add.archive_admin import create_archive, kept_until_ms
 from kmirror.ops.add.topic_admin import delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, as_kmirror_error
@@ -62,6 +62,8 @@ class FailbackRun:
     warnings: list[str] = field(default_factory=list)
     archives: dict[str, dict[str, Any]] = field(default_factory=dict)
     cuts: list[PlannedCut] = field(default_factory=list)
+    #: When archives of what is cut begin to delete it.
+    kept_until_ms: list[int] = field(default_factory=list)
     #: What the new primary has stored; topics whose producers it has on record as denied WRITE here.
     there: State = field(default_factory=State)
     denied: list[str] = field(default_factory=list)
@@ -268,6 +270,9 @@ def _plan_cut(topic: Topic) -> str | None:
     run, work, found = topic.run, topic.work, topic.comparison
     require_untouched(run.destination, work)
     topic_id = settled(work.topic_id, "the id of the topic to cut")
+    if work.archive is not None:
+        until_ms = kept_until_ms(run.destination.client, work.archive, work.ranges)
+        run.kept_until_ms += [] if until_ms is None else [until_ms]
     run.cuts += [
         PlannedCut(
             work.topic,

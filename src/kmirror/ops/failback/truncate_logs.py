@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.clock import now_ms
 from kmirror.errors import PartlyDoneError, RefusedError, settled
 from kmirror.offline.folder import refused
 from kmirror.offline.log_dir import LogDir, locked, open_log_dirs
@@ -28,7 +29,7 @@ from kmirror.offline.truncation_journal import Journal, Phase
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.failback.truncation_plan import TruncationPlan
-from kmirror.words import counted
+from kmirror.words import at_time, counted
 from kmirror.work import Watch, unwatched
 
 VERB = "truncate-logs"
@@ -73,7 +74,8 @@ def truncate_logs(
 
     Raises:
         UsageError: a path is not a directory.
-        RefusedError: the broker runs or is another cluster's, no partition is here, or `agree` returned False.
+        RefusedError: the broker runs or is another cluster's, no partition is here, the plan's archives no longer keep
+            what is cut off, or `agree` returned False.
         PartlyDoneError: it was interrupted half-way.
     """
     with _locked(plan, log_dirs) as dirs:
@@ -96,6 +98,12 @@ def truncate_logs(
                     "finish it first with that plan, or revert it with that plan and --undo",
                 )
             unfinished[one.path] = journal
+        until_ms = plan.archives_kept_until_ms
+        if until_ms is not None and not unfinished and now_ms() >= until_ms:
+            raise RefusedError(
+                f"the plan is too old: since {at_time(until_ms)} its archives no longer keep what is cut off",
+                "start the brokers, and run `kmirror failback` with --offline again: it makes a new plan",
+            )
         half_done = {
             summary.topic_partition: summary for journal in unfinished.values() for summary in journal.summaries
         }

@@ -62,6 +62,16 @@ class TruncationPlan:
     mirror: str = shown(TEXT, "the mirror it is for")
     created_at_ms: int = shown(TIME, "when the plan was made", key="createdAt")
     partitions: tuple[PlannedCut, ...] = shown(list_of(object_of(_CUT)), "the partitions to cut")
+    archives_kept_until_ms: int | None = shown(
+        TIME,
+        "when the first archive begins to delete what is cut off; the plan is refused from then on",
+        key="archivesKeptUntil",
+        only=Only(
+            "plans with an archive that keeps records for a limited time",
+            lambda plan: plan.archives_kept_until_ms is not None,
+        ),
+        default=None,
+    )
 
     @property
     def digest(self) -> str:
@@ -112,6 +122,7 @@ def parse_plan(stored: object) -> TruncationPlan:
         _text(plan, "mirror"),
         _number(plan, "createdAt"),
         tuple(sorted(cuts, key=lambda cut: cut.topic_partition)),
+        None if plan.get("archivesKeptUntil") is None else _number(plan, "archivesKeptUntil"),
     )
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
@@ -27,7 +26,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
-from kmirror.engine.bulk.runner import SparkTasks, TaskRuntime
+from kmirror.engine.bulk.runner import LaneRuntime, Runner, runner_beside_lanes
 from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
@@ -71,13 +70,6 @@ from kmirror.words import counted
 from kmirror.work import Meter, Watch, unwatched
 
 _HOUR_MS = 3_600_000
-
-
-class LaneRuntime(TaskRuntime, Protocol):
-    """The Spark application that lanes run in."""
-
-    @property
-    def spare_slots(self) -> int: ...
 
 
 class TopicRebuilder:
@@ -169,9 +161,8 @@ class TopicRebuilder:
             found = _require_topic(source, record.source_topic)
             RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
 
-    def _tasks(self) -> SparkTasks:
-        """Return the runner of tasks besides the lanes; one slot stays free for a lane that restarts."""
-        return SparkTasks(self._runtime, max(1, self._runtime.spare_slots - 1))
+    def _tasks(self) -> Runner:
+        return runner_beside_lanes(self._runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +183,7 @@ class RebuildAttempt:
     mirror: MirrorRecord
     record: TopicRecord
     there: TopicMetadata
-    tasks: Callable[[], SparkTasks]
+    tasks: Callable[[], Runner]
     watch: Watch
 
     def carry_out(self, rebuild: Rebuild) -> None:
@@ -218,7 +209,7 @@ class RebuildAttempt:
 
         def decide(state: State) -> Changes:
             record, _ = _claimed(state, mirror, topic)
-            content = {"topic": topic, "archive": rebuild.archive, **(details or {})}
+            content = {"topic": topic, "archive": rebuild.kept_in, **(details or {})}
             event = own_event(mirror, "rebuild", "ARCHIVED", content)
             return Changes((replace(record, rebuild=rebuild),), (), (event,) if details else ())
 
@@ -269,8 +260,9 @@ class RebuildAttempt:
             return
         archive = archive_name(topic, client.metadata(None).topics)
         self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
+        where = f" in {rebuild.kept_in}" if rebuild.kept_in else ""
         raise KmirrorError(
-            f"{topic} is not deleted: since it was archived in {rebuild.archive}, {why}",
+            f"{topic} is not deleted: since it was archived{where}, {why}",
             f"kmirror archives it again, in {archive}",
         )
 
@@ -362,7 +354,7 @@ class RebuildAttempt:
         client, record, topic = self.destination.client, self.record, self.record.topic
         partitions = len(self.there.partitions)
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
-        _claimed(self.destination.state(), self.mirror.name, topic)
+        _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
         delete_topic(client, topic, record.destination_topic_id)
         try:
             plan = plan.settling(create_settled(client, topic, partitions, self._replication_factor(), plan.now))
@@ -373,9 +365,10 @@ class RebuildAttempt:
         # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
         if len(made.partitions) != partitions or any(end for _, end in ends.values()):
+            kept = f"the old records are in {rebuild.kept_in}" if rebuild.kept_in else "no old records were archived"
             raise RefusedError(
                 f"another client created topic {topic} while it was being rebuilt",
-                f"delete it and kmirror continues; the old records are in {record.rebuild and record.rebuild.archive}",
+                f"delete it and kmirror continues; {kept}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         plan = plan.settling(settled_to_change(client, topic, plan.now))

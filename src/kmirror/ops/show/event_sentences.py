@@ -219,10 +219,18 @@ def _with_message(words: str, *keys: str) -> _Say:
     return lambda facts: _fact(words, *keys)(facts) + facts.message
 
 
-def _archive(facts: _Facts) -> str:
-    """Return an archive's name, and how long it keeps what it has, unless it does for ever."""
-    kept = f", which keeps them for {facts.duration('retentionMs')}" if facts.raw("retentionMs") is not None else ""
-    return facts.text("archive", "no archive") + kept
+def _archived(words: str, *, before: str = "", after: str = "") -> _Say:
+    """Return a sentence about records of a topic and their archive, if there is one: also how long it keeps them."""
+
+    def say(facts: _Facts) -> str:
+        topic, archive = facts.text("topic", "?"), facts.text("archive")
+        if not archive:
+            return f"{before}no records of {topic} are archived{after}"
+        kept = f", which keeps them for {facts.duration('retentionMs')}" if facts.raw("retentionMs") is not None else ""
+        saved = words.format(archive, topic=topic, records=facts.number("records", "record"))
+        return f"{before}{saved}{kept}{after}"
+
+    return say
 
 
 #: Sentences about commands, whatever their result is.
@@ -258,9 +266,7 @@ _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("rebuild", "BEGUN"): _fact(
         "{actor} began to rebuild {0} ({1}); its records go to {2}", "topic", "reason", "archive"
     ),
-    ("rebuild", "ARCHIVED"): lambda f: (
-        f"the records of {f.text('topic', '?')} are archived in {_archive(f)}; the rebuild continues"
-    ),
+    ("rebuild", "ARCHIVED"): _archived("the records of {topic} are archived in {0}", after="; the rebuild continues"),
     ("rebuild", "OK"): _fact("{actor} rebuilt {0} ({1}): it is copied again from its source", "topic", "reason"),
     ("block-producers", "BLOCKED"): lambda f: (
         f"{f.actor} denied producers WRITE on the source for {f.named('topic', 'topics')}"
@@ -282,10 +288,8 @@ _SENTENCES: Mapping[tuple[str, str], _Say] = {
     ("failback", "RESUMED"): lambda f: f"{f.actor} resumed the failback of {counted(f.count('count') or 0, 'topic')}",
     ("failback", "PLANNED"): _fact("{actor} planned the cuts for the failback; truncate-logs carries them out"),
     ("failback", "MIRROR"): _fact("{actor} created mirror {mirror} of cluster {0} for the failback", "sourceClusterId"),
-    ("failback", "ARCHIVE"): _fact("failback: archiving what only {0} has, in {1}", "topic", "archive"),
-    ("failback", "SAVED"): lambda f: (
-        f"failback: {f.number('records', 'record')} that only {f.text('topic', '?')} has are archived in {_archive(f)}"
-    ),
+    ("failback", "ARCHIVE"): _archived("archiving what only {topic} has, in {0}", before="failback: "),
+    ("failback", "SAVED"): _archived("{records} that only {topic} has are archived in {0}", before="failback: "),
     ("failback", "CREATE"): _fact("failback: {0} was deleted and is created again", "topic"),
     ("failback", "DIFFERS"): _fact("failback: a full comparison of {0} found more differences", "topic"),
     ("switchover", "PROMOTE"): _fact("{actor} began the switchover: the topics are promoted first"),
