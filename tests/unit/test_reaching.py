@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 
-from kmirror.cluster import reaching
+from kmirror.cluster import connecting, reaching
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.protocol import api_versions
 from kmirror.cluster.reaching import SilentAddresses, open_any
@@ -148,6 +148,7 @@ class Resolver:
         self.answers = threading.Event()
         self.addresses: Sequence[Address] = ()
         monkeypatch.setattr(socket, "getaddrinfo", self._answer)
+        monkeypatch.setattr(connecting, "_LOOKUPS", connecting._Lookups())
 
     def _answer(self, host: str, port: int, **how: Any) -> Any:
         if not host.endswith(".invalid") or how.get("flags") == socket.AI_NUMERICHOST:
@@ -179,6 +180,36 @@ def test_a_name_that_does_not_resolve_is_not_waited_for_longer_and_looked_up_onc
     with listener(answering(after=0.0)) as port:
         resolver.addresses = [("127.0.0.1", port)]
         wait_until(lambda: opens("a.invalid", 1))
+
+
+def test_an_answer_that_came_late_is_used_by_those_who_could_not_wait_for_it(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a dead name server each lookup takes seconds: who waits two for a broker never connected."""
+    with listener(answering(after=0.0)) as port:
+        resolver.addresses = [("127.0.0.1", port)]
+        with pytest.raises(ConnectFailedError, match="did not resolve"):
+            Connection.open("a.invalid", 1, hurried(2 * connecting._SLOW_S))
+        resolver.answers.set()
+        assert opens("a.invalid", 1)
+        resolver.answers.clear()  # another lookup takes long again
+        assert opens("a.invalid", 1)
+        assert resolver.asked == ["a.invalid"]
+        resolver.answers.set()
+        later = time.monotonic() + connecting._KEPT_S
+        monkeypatch.setattr(connecting, "time", SimpleNamespace(monotonic=lambda: later))
+        assert opens("a.invalid", 1)
+        assert len(resolver.asked) == 2, "names come to mean other addresses"
+
+
+def test_an_answer_that_came_at_once_is_not_used_again(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_SLOW_S", 60.0)  # on a busy machine any answer may take a while
+    resolver.answers.set()
+    with listener(answering(after=0.0)) as port:
+        resolver.addresses = [("127.0.0.1", port)]
+        assert opens("a.invalid", 1)
+        assert opens("a.invalid", 1)
+        assert len(resolver.asked) == 2
 
 
 def opens(host: str, port: int) -> bool:
