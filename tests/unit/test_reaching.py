@@ -19,6 +19,7 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 
 from kmirror.cluster import connecting, reaching
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.protocol import api_versions
 from kmirror.cluster.reaching import SilentAddresses, open_any
@@ -103,6 +104,19 @@ def test_a_slow_broker_among_silent_addresses_has_the_time_that_it_needs(
         addresses = [*silent[:7], ("127.0.0.1", port)]
         with closing(open_any(addresses, config_of(addresses), 5.0, {})) as found:
             assert found.port == port
+
+
+def test_an_address_that_is_only_slow_is_not_said_to_be_of_no_use(
+    silent: list[Address], attempts: list[tuple[Address, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers to the second attempt, after the first has failed."""
+    monkeypatch.setattr(reaching, "EACH_SECONDS", 0.3)
+    with listener(answering(after=1.0)) as port:
+        config = config_of([silent[0], ("127.0.0.1", port)])
+        with ClusterClient(config) as client:
+            assert client.any_connection(60.0).port == port
+            assert [address for address, _ in attempts].count(("127.0.0.1", port)) == 2
+            assert client.passed_over.keys() == {f"127.0.0.1:{silent[0][1]}"}
 
 
 def test_a_quick_broker_after_a_silent_address_is_found_and_refusals_take_no_time(

@@ -108,6 +108,7 @@ def open_any(
     found = _open_first(silent, config, max(LEAST_SECONDS, deadline - time.monotonic()), errors)
     if found is None:
         raise _most_telling(errors, config.bootstrap_servers)
+    errors.pop((found.host, found.port), None)  # it was only slow
     return found
 
 
