@@ -42,8 +42,8 @@ def test_a_source_broker_that_is_down_is_not_said_to_limit_connections() -> None
     ahead = Ahead(lane, Throttle(0.0), unused, unused, unused)
     ahead.path_opened(1, LONG_ROUND_TRIP)
 
-    def told(message: str, at: float, answers: Link) -> str | None:
-        """Return what is told of a refusal, after an answer to a request that was sent later."""
+    def reported(message: str, at: float, answers: Link) -> str | None:
+        """Return what is reported of a refusal, after an answer to a request that was sent later."""
         ahead.refused((1, 0), message, None, at)
         ahead.on_tick(at)
         assert control.connections_refused is None, "it may be going down"
@@ -51,14 +51,14 @@ def test_a_source_broker_that_is_down_is_not_said_to_limit_connections() -> None
         ahead.on_tick(at + 0.2)
         return control.connections_refused
 
-    assert told("connection reset", 1.0, elsewhere) is None
+    assert reported("connection reset", 1.0, elsewhere) is None
     before.is_open = False
     after = lane.sources.opened[1] = Link(1)
     ahead.on_tick(2.0)
     after.seen_at = 2.5
     ahead.on_tick(3.0)
     assert control.connections_refused is None
-    assert told("it hung up", 4.0, after) == "broker 1 of the source accepts no more than 1 connection: it hung up"
+    assert reported("it hung up", 4.0, after) == "broker 1 of the source accepts no more than 1 connection: it hung up"
 
 
 def test_a_destination_broker_that_is_down_is_not_said_to_limit_connections(caplog: pytest.LogCaptureFixture) -> None:

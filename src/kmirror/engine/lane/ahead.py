@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.connections import Connections
-from kmirror.engine.lane.brokers.links import AheadLink, AheadRequest, Poll, Refusal, SourceLink
+from kmirror.engine.lane.brokers.links import AheadLink, AheadRequest, Poll, RefusedConnection, SourceLink
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.breadth import Breadth
 from kmirror.engine.lane.pace.throttle import Throttle
@@ -61,7 +61,7 @@ class Reach:
         #: When the last answered request was sent.
         self.seen_at = 0.0
         #: The last connection that could not be opened.
-        self.refusal: Refusal | None = None
+        self.refusal: RefusedConnection | None = None
         #: What has arrived over connections that are closed.
         self.received_before = 0
         #: True if the connections limited what is asked for up to the last tick.
@@ -241,7 +241,7 @@ class Ahead:
         reach = self._reaches[node_id]
         reach.breadth.refused(len(reach.links.opened), at)
         if reach.refusal is None or not reach.refusal.has_open:
-            reach.refusal = Refusal(message, at, (*reach.links.opened, *self._sessions_with(node_id)))
+            reach.refusal = RefusedConnection(message, at, (*reach.links.opened, *self._sessions_with(node_id)))
         if not reach.links.items():
             for partition in list(reach.readings):
                 self._leave(reach, partition, until=at + _UNUSED_SECONDS)
@@ -249,7 +249,7 @@ class Ahead:
     def _sessions_with(self, node_id: int) -> list[SourceLink]:
         return [link for link in self._lane.sources.opened if link.node_id == node_id]
 
-    def _report_limit(self, node_id: int, refusal: Refusal, seen_at: float) -> None:
+    def _report_limit(self, node_id: int, refusal: RefusedConnection, seen_at: float) -> None:
         """Report that a broker accepts no more connections, if it has refused one and still answers over others."""
         seen_at = max(seen_at, *(link.seen_at for link in self._sessions_with(node_id)), 0.0)
         if self._lane.control.connections_refused is None and refusal.has_open and seen_at > refusal.at:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.brokers.links import DestinationLink, Refusal
+from kmirror.engine.lane.brokers.links import DestinationLink, RefusedConnection
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.breadth import Breadth
 from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT, PartitionCopy
@@ -29,7 +29,7 @@ class BrokerPath:
         self.carried_bytes = 0
         self.says_refused = True
         #: The last connection that could not be opened.
-        self.refusal: Refusal | None = None
+        self.refusal: RefusedConnection | None = None
 
 
 class Spreading:
@@ -137,7 +137,7 @@ class Spreading:
         opened = [link for link in self._links.opened if link.node_id == node_id]
         path.breadth.refused(len(opened), at)
         if path.refusal is None or not path.refusal.has_open:
-            path.refusal = Refusal(message, at, opened)
+            path.refusal = RefusedConnection(message, at, opened)
 
     def _move(self, link: DestinationLink, partition: PartitionCopy, number: int) -> None:
         """Pin a partition to another connection, as soon as nothing of it is in flight."""

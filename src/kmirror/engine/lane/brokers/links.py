@@ -260,7 +260,7 @@ class DestinationLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedConnection:
     """That a connection could not be opened, and which others to the broker were open then: it may have been down."""
 
     message: str
