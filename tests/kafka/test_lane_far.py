@@ -200,6 +200,31 @@ def test_a_broker_that_accepts_few_connections_is_copied_over_those(
         assert_same(mirror, topic, PARTITIONS)
 
 
+@pytest.mark.slow
+def test_a_broker_that_is_restarted_is_not_said_to_accept_few_connections(
+    make_cluster: MakeCluster, destination_cluster: SandboxCluster
+) -> None:
+    with (
+        cluster_behind_wires(make_cluster, "restarted") as restarted,
+        closing(Mirror(restarted.behind_wire, destination_cluster)) as mirror,
+    ):
+        topic = mirror.topic(partitions=PARTITIONS)
+        for partition in range(PARTITIONS):
+            write(mirror.source, topic, 5 * MEGABYTES, partition)
+        restarted.wire.answered_bytes_per_second = 1e6
+        lane = start_far_away(mirror, restarted.wire)
+        reaches = lane._fetching.ahead._reaches
+        mirror.wait(lane, lambda: any(len(reach.open_links) > 1 for reach in reaches.values()))
+        restarted.cluster.stop_broker(1)
+        mirror.wait(lane, lambda: not reaches[1].readings)  # none could be opened
+        restarted.cluster.start_broker(1)
+        restarted.wire.answered_bytes_per_second = inf
+        mirror.wait_copied(lane)
+        assert lane.control.connections_refused is None
+        assert mirror.stop(lane).clean
+        assert_same(mirror, topic, PARTITIONS)
+
+
 def allow(admin: AdminClient, connections: int | None) -> None:
     """Let the broker accept this many connections from an address."""
     operation = AlterConfigOpType.SET if connections else AlterConfigOpType.DELETE

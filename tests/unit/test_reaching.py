@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 
-from kmirror.cluster import reaching
+from kmirror.cluster import connecting, reaching
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.protocol import api_versions
 from kmirror.cluster.reaching import SilentAddresses, open_any
@@ -105,6 +106,19 @@ def test_a_slow_broker_among_silent_addresses_has_the_time_that_it_needs(
             assert found.port == port
 
 
+def test_an_address_that_is_only_slow_is_not_said_to_be_of_no_use(
+    silent: list[Address], attempts: list[tuple[Address, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers to the second attempt, after the first has failed."""
+    monkeypatch.setattr(reaching, "EACH_SECONDS", 0.3)
+    with listener(answering(after=1.0)) as port:
+        config = config_of([silent[0], ("127.0.0.1", port)])
+        with ClusterClient(config) as client:
+            assert client.any_connection(60.0).port == port
+            assert [address for address, _ in attempts].count(("127.0.0.1", port)) == 2
+            assert client.passed_over.keys() == {f"127.0.0.1:{silent[0][1]}"}
+
+
 def test_a_quick_broker_after_a_silent_address_is_found_and_refusals_take_no_time(
     silent: list[Address], attempts: list[tuple[Address, float]]
 ) -> None:
@@ -148,6 +162,7 @@ class Resolver:
         self.answers = threading.Event()
         self.addresses: Sequence[Address] = ()
         monkeypatch.setattr(socket, "getaddrinfo", self._answer)
+        monkeypatch.setattr(connecting, "_LOOKUPS", connecting._Lookups())
 
     def _answer(self, host: str, port: int, **how: Any) -> Any:
         if not host.endswith(".invalid") or how.get("flags") == socket.AI_NUMERICHOST:
@@ -179,6 +194,36 @@ def test_a_name_that_does_not_resolve_is_not_waited_for_longer_and_looked_up_onc
     with listener(answering(after=0.0)) as port:
         resolver.addresses = [("127.0.0.1", port)]
         wait_until(lambda: opens("a.invalid", 1))
+
+
+def test_an_answer_that_came_late_is_used_by_those_who_could_not_wait_for_it(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a dead name server each lookup takes seconds: who waits two for a broker never connected."""
+    with listener(answering(after=0.0)) as port:
+        resolver.addresses = [("127.0.0.1", port)]
+        with pytest.raises(ConnectFailedError, match="did not resolve"):
+            Connection.open("a.invalid", 1, hurried(2 * connecting._SLOW_S))
+        resolver.answers.set()
+        assert opens("a.invalid", 1)
+        resolver.answers.clear()  # another lookup takes long again
+        assert opens("a.invalid", 1)
+        assert resolver.asked == ["a.invalid"]
+        resolver.answers.set()
+        later = time.monotonic() + connecting._KEPT_S
+        monkeypatch.setattr(connecting, "time", SimpleNamespace(monotonic=lambda: later))
+        assert opens("a.invalid", 1)
+        assert len(resolver.asked) == 2, "names come to mean other addresses"
+
+
+def test_an_answer_that_came_at_once_is_not_used_again(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_SLOW_S", 60.0)  # on a busy machine any answer may take a while
+    resolver.answers.set()
+    with listener(answering(after=0.0)) as port:
+        resolver.addresses = [("127.0.0.1", port)]
+        assert opens("a.invalid", 1)
+        assert opens("a.invalid", 1)
+        assert len(resolver.asked) == 2
 
 
 def opens(host: str, port: int) -> bool:

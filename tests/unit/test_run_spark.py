@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kmirror.engine.executors import Placement
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import local_threads
+from kmirror.engine.threads import call_in_thread
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.spark import new_log_file, spark_options
 from tests.support.stores import mirror
+from tests.support.waiting import polls, wait_until
 
 
 def test_logs_of_runs_that_have_ended_are_deleted_and_never_one_of_a_run_that_lives(
@@ -53,3 +58,37 @@ def test_a_rebuild_never_waits_for_a_cluster_whose_cores_lanes_have_unless_that_
     tracker = SimpleNamespace(last=Placement((), {}, is_elastic))
     monkeypatch.setattr(runtime, "_executors", tracker)
     assert runtime.spare_slots == is_elastic
+
+
+class Started(SparkRuntime):
+    """A runtime whose functions end when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(spark_options(RunRequest(("m",), "local[8]"), [mirror("m")], Path("spark.log")))
+        self.running: dict[str, Future[Any]] = {}
+        self.most = 0
+
+    def submit(self, name: str, *_: Any) -> Future[Any]:
+        future = self.running[name] = Future()
+        self.most = max(self.most, len(self.running))
+        return future
+
+    def end(self, name: str) -> None:
+        self.running.pop(name).set_result(name)
+
+
+def test_rebuilds_of_several_topics_share_what_the_lanes_leave_and_each_of_them_gets_on() -> None:
+    runtime, at_once, topics = Started(), 4, ("a", "b", "c")
+
+    def rebuild(topic: str) -> list[Any]:
+        return list(runtime.map(topic, pow, range(10), at_once))
+
+    ends = [call_in_thread(partial(rebuild, topic)) for topic in topics]
+    wait_until(lambda: {name.split()[0] for name in runtime.running} == {*topics} and len(runtime.running) >= at_once)
+    for _ in polls():
+        for name in list(runtime.running):
+            runtime.end(name)
+        if all(end.done() for end in ends):
+            break
+    assert [sorted(end.result()) for end in ends] == [[f"{topic} {n}" for n in range(10)] for topic in topics]
+    assert runtime.most <= at_once + len(topics) - 1

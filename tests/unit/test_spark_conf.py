@@ -118,6 +118,10 @@ def test_yarn_needs_hadoops_configuration(tmp_path: Path) -> None:
         "spark.hadoop.fs.azure.account.oauth2.client.secret.lake.dfs.core.windows.net",
         "spark.hadoop.fs.azure.sas.files.lake.blob.core.windows.net",
         "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.fs.gs.encryption.key",
+        "spark.hadoop.fs.azure.account.oauth2.refresh.token",
+        "spark.hadoop.fs.azure.sas.fixed.token",
+        "spark.yarn.appMasterEnv.DELEGATION_TOKEN",
         "spark.hadoop.fs.ftp.password.host",
     ],
 )
@@ -151,9 +155,19 @@ def test_a_setting_that_holds_a_secret_is_known_by_its_name(key: str) -> None:
         "spark.hadoop.fs.azure.account.keyprovider.lake.dfs.core.windows.net",
         "spark.hadoop.fs.azure.sas.token.provider.type.lake.dfs.core.windows.net",
         "spark.hadoop.hadoop.security.credential.provider.path",
+        "spark.hadoop.hadoop.security.credential.clear-text-fallback",
+        "spark.hadoop.hadoop.security.token.service.use_ip",
+        "spark.hadoop.dfs.namenode.delegation.token.max-lifetime",
+        "spark.hadoop.fs.azure.enable.delegation.token",
+        "spark.hadoop.fs.s3a.delegation.token.binding",
+        "spark.hadoop.mapreduce.job.complete.cancel.delegation.tokens",
+        "spark.hadoop.mapreduce.job.hdfs-servers.token-renewal.exclude",
+        "spark.hadoop.yarn.resourcemanager.delegation.token.renew-interval",
     ],
 )
-def test_a_setting_that_names_a_file_a_class_or_a_secret_of_kubernetes_holds_none(key: str) -> None:
+def test_a_setting_about_a_secret_holds_none(
+    key: str,
+) -> None:
     assert not holds_secret(key)
 
 

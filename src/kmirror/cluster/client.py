@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from kmirror.cluster.protocol.wire import Exchange, FrameError
 from kmirror.cluster.reaching import EACH_SECONDS, SILENT_ADDRESSES, open_any, open_connection
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.seen_brokers import SEEN_BROKERS
+from kmirror.cluster.threaded_calls import call_each
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.words import visible
 
@@ -118,9 +118,8 @@ class ClusterClient:
                     return error.found
             return None
 
-        with ThreadPoolExecutor(max(1, len(asked)), "kmirror-brokers") as threads:
-            found = threads.map(identify, asked)
-            return {broker: other for broker, other in zip(asked, found, strict=True) if other is not None}
+        found = call_each(identify, asked, "kmirror-brokers")
+        return {broker: other for broker, other in zip(asked, found, strict=True) if other is not None}
 
     def ask_any(
         self, message: Any, *, lowest: int = 0, highest: int | None = None, timeout: float | None = None
@@ -256,9 +255,7 @@ class ClusterClient:
             except (KmirrorError, OutcomeUnknown, FrameError):
                 return None
 
-        asked = list(brokers)
-        with ThreadPoolExecutor(len(asked), "kmirror-brokers") as threads:
-            return list(threads.map(ask, asked))
+        return call_each(ask, brokers, "kmirror-brokers")
 
     def foreign_brokers(self) -> dict[Broker, str]:
         """Return the brokers at whose addresses another cluster answers, as the cluster reports them, with its id."""
@@ -306,11 +303,7 @@ class ClusterClient:
                 else:
                     by_leader[leader.leader_id].append(partition)
             ask = partial(self._ask_leader, found, build, read, answers, deadline)
-            if len(by_leader) < 2:
-                refusals = list(map(ask, by_leader.items()))
-            else:
-                with ThreadPoolExecutor(len(by_leader), "kmirror-leaders") as threads:
-                    refusals = list(threads.map(ask, by_leader.items()))
+            refusals = call_each(ask, by_leader.items(), "kmirror-leaders")
             if refusals and refusals[0] and all(refusals):
                 raise refusals[0]
             missing = {p for p in missing if answers[p][0] in LEADER_MOVED}

@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 from kmirror.cluster.security.client_config import ClientConfig
@@ -14,37 +15,47 @@ from kmirror.cluster.socket_buffers import set_buffers
 
 #: Any address has so many seconds, however many share the time.
 LEAST_SECONDS = 0.1
+#: An answer to a lookup that took this long is used for so long: some callers wait less than the lookup takes.
+_SLOW_S, _KEPT_S = 0.5, 30.0
 
 
 class _Lookups:
-    """The names that are being looked up. The system's resolver has no time limit, so each has a thread of its own."""
+    """The names that are looked up. The system's resolver has no time limit, so each has a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[tuple[str, int], Future[list[Any]]] = {}
+        #: The lookups that run, and the answers that were slow, with when they are too old.
+        self._answers: dict[tuple[str, int], tuple[Future[list[Any]], float]] = {}
 
     def addresses(self, host: str, port: int, timeout: float) -> list[Any]:
         """Return what `getaddrinfo` finds. Raises OSError, also if it finds nothing in time; it is not asked twice."""
         with self._lock:
-            answer = self._running.get((host, port))
-            if answer is None:
+            answer, until = self._answers.get((host, port), (Future(), 0.0))
+            if time.monotonic() >= until:
                 answer = Future()
                 threading.Thread(
                     target=self._look_up, args=(host, port, answer), name="kmirror-lookup", daemon=True
                 ).start()
-                self._running[host, port] = answer
+                self._answers[host, port] = answer, inf
         try:
             return answer.result(timeout)
         except TimeoutError:
             raise OSError(f"its name did not resolve within {timeout:.1f} s") from None
 
     def _look_up(self, host: str, port: int, answer: Future[list[Any]]) -> None:
+        began = time.monotonic()
+        found: list[Any] = []
         try:
-            answer.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            answer.set_result(found)
         except Exception as error:
             answer.set_exception(error)
+        ended = time.monotonic()
         with self._lock:
-            del self._running[host, port]
+            if found and ended - began >= _SLOW_S:
+                self._answers[host, port] = answer, ended + _KEPT_S
+            else:
+                del self._answers[host, port]
 
 
 _LOOKUPS = _Lookups()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from kmirror.cluster.connecting import LEAST_SECONDS
 from kmirror.cluster.connection import ConnectFailedError, Connection, UnknownHostError, WrongClusterError
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.cluster.seen_brokers import Address
+from kmirror.cluster.threaded_calls import begin_each
 from kmirror.errors import UnreachableError
 
 #: Time each broker has to answer when there are others to ask.
@@ -107,6 +108,7 @@ def open_any(
     found = _open_first(silent, config, max(LEAST_SECONDS, deadline - time.monotonic()), errors)
     if found is None:
         raise _most_telling(errors, config.bootstrap_servers)
+    errors.pop((found.host, found.port), None)  # it was only slow
     return found
 
 
@@ -122,8 +124,8 @@ def _open_first(
                 errors[address] = error
         return None
     patience = max(LEAST_SECONDS, seconds / math.ceil(len(addresses) / _AT_ONCE))
-    threads = ThreadPoolExecutor(_AT_ONCE, "kmirror-brokers")
-    attempts = {threads.submit(open_connection, *address, config, patience): address for address in addresses}
+    begun = begin_each(lambda one: open_connection(*one, config, patience), addresses, "kmirror-brokers", _AT_ONCE)
+    attempts = dict(zip(begun, addresses, strict=True))
     found: Connection | None = None
     try:
         for attempt in as_completed(attempts):
@@ -134,8 +136,8 @@ def _open_first(
             else:
                 return found
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
         for attempt in attempts:
+            attempt.cancel()
             attempt.add_done_callback(partial(_close_others, found))
     return None
 

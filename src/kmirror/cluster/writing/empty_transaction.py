@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -30,6 +29,7 @@ from kmirror.cluster.protocol import transactions
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import Exchange
+from kmirror.cluster.threaded_calls import call_each
 from kmirror.cluster.writing.transaction_coordinators import FENCED, HINT, begin, transaction_coordinators
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
@@ -124,8 +124,9 @@ class EmptyTransactions:
             for one in ids:
                 if one.coordinator is not None:
                     asked[one.coordinator].append(one)
-            with ThreadPoolExecutor(len(asked), "kmirror-coordinators") as threads:
-                troubles = list(threads.map(lambda item: self._ask(item[0], item[1], deadline), asked.items()))
+            troubles = call_each(
+                lambda item: self._ask(item[0], item[1], deadline), asked.items(), "kmirror-coordinators"
+            )
             ids = [one for one in ids if one.producer is None]
             if ids and time.monotonic() > deadline:
                 trouble = next(filter(None, troubles), "the coordinator is busy")
@@ -213,9 +214,7 @@ class EmptyTransactions:
         def take(key: tuple[int, int]) -> None:
             self._connections[key] = self._client.spare_connections.take(*missing[key])
 
-        if missing:
-            with ThreadPoolExecutor(len(missing), "kmirror-coordinators") as threads:
-                list(threads.map(take, missing))
+        call_each(take, missing, "kmirror-coordinators")
         return [_Line(self._connections[key], on_it) for key, on_it in used.items()]
 
     def _send(

@@ -17,7 +17,7 @@ from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.connections import Connections
-from kmirror.engine.lane.brokers.links import AheadLink, AheadRequest, Poll
+from kmirror.engine.lane.brokers.links import AheadLink, AheadRequest, Poll, RefusedConnection, SourceLink
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.breadth import Breadth
 from kmirror.engine.lane.pace.throttle import Throttle
@@ -60,6 +60,8 @@ class Reach:
         self.lacking: dict[PartitionCopy, None] = {}
         #: When the last answered request was sent.
         self.seen_at = 0.0
+        #: The last connection that could not be opened.
+        self.refusal: RefusedConnection | None = None
         #: What has arrived over connections that are closed.
         self.received_before = 0
         #: True if the connections limited what is asked for up to the last tick.
@@ -237,15 +239,23 @@ class Ahead:
         """Note that a connection could not be opened."""
         node_id = key[0]
         reach = self._reaches[node_id]
-        is_open = len(reach.open_links)
-        reach.breadth.refused(is_open, at)
-        if self._lane.control.connections_refused is None:
-            few = counted(1 + is_open, "connection")
-            what = f"broker {node_id} of the source accepts no more than {few}: {message}"
-            self._lane.control.connections_refused = what
+        reach.breadth.refused(len(reach.links.opened), at)
+        if reach.refusal is None or not reach.refusal.has_open:
+            reach.refusal = RefusedConnection(message, at, (*reach.links.opened, *self._sessions_with(node_id)))
         if not reach.links.items():
             for partition in list(reach.readings):
                 self._leave(reach, partition, until=at + _UNUSED_SECONDS)
+
+    def _sessions_with(self, node_id: int) -> list[SourceLink]:
+        return [link for link in self._lane.sources.opened if link.node_id == node_id]
+
+    def _report_limit(self, node_id: int, refusal: RefusedConnection, seen_at: float) -> None:
+        """Report that a broker accepts no more connections, if it has refused one and still answers over others."""
+        seen_at = max(seen_at, *(link.seen_at for link in self._sessions_with(node_id)), 0.0)
+        if self._lane.control.connections_refused is None and refusal.has_open and seen_at > refusal.at:
+            few = counted(len(refusal.links), "connection")
+            what = f"broker {node_id} of the source accepts no more than {few}: {refusal.message}"
+            self._lane.control.connections_refused = what
 
     def _poll(self, reach: Reach, at: float) -> None:
         partitions = reach.polls.due(at)
@@ -384,7 +394,9 @@ class Ahead:
 
     def on_tick(self, at: float) -> None:
         """Do what is due: time-outs, the number of connections, closing those that are not used."""
-        for reach in self._reaches.values():
+        for node_id, reach in self._reaches.items():
+            if reach.refusal is not None:
+                self._report_limit(node_id, reach.refusal, reach.seen_at)
             reach.links.on_tick(at)
             links = reach.open_links
             is_limit = bool(reach.readings) and not reach.is_held_up

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 
 from kmirror.cluster.stream import Stream
-from kmirror.engine.lane.brokers.links import DestinationLink
+from kmirror.engine.lane.brokers.links import DestinationLink, RefusedConnection
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.breadth import Breadth
 from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT, PartitionCopy
+from kmirror.words import counted
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ class BrokerPath:
         self.breadth = breadth
         self.carried_bytes = 0
         self.says_refused = True
+        #: The last connection that could not be opened.
+        self.refusal: RefusedConnection | None = None
 
 
 class Spreading:
@@ -60,6 +63,11 @@ class Spreading:
             return
         path.breadth.round_trip = min(path.breadth.round_trip, took)
         path.carried_bytes += size
+        refusal = path.refusal
+        if path.says_refused and refusal is not None and link in refusal.links and at - took > refusal.at:
+            path.says_refused = False
+            few = counted(len(refusal.links), "connection")
+            _log.warning("no more than %s to append at broker %d: %s", few, link.node_id, refusal.message)
         if is_throttled:
             path.breadth.throttled(at)
 
@@ -126,11 +134,10 @@ class Spreading:
         path = self._paths.get(node_id)
         if not number or path is None:
             return
-        is_open = sum(link.node_id == node_id for link in self._links.opened)
-        path.breadth.refused(is_open, at)
-        if path.says_refused:
-            path.says_refused = False
-            _log.warning("no more than %d connections to append at broker %d: %s", is_open, node_id, message)
+        opened = [link for link in self._links.opened if link.node_id == node_id]
+        path.breadth.refused(len(opened), at)
+        if path.refusal is None or not path.refusal.has_open:
+            path.refusal = RefusedConnection(message, at, opened)
 
     def _move(self, link: DestinationLink, partition: PartitionCopy, number: int) -> None:
         """Pin a partition to another connection, as soon as nothing of it is in flight."""

@@ -114,6 +114,8 @@ class SparkRuntime:
         self._executors: ExecutorTracker | None = None
         self._application_id = ""
         self._jobs: dict[str, _Job] = {}
+        #: What `map` runs. Single steps on a set: from any thread.
+        self._mapped: set[Future[Any]] = set()
         self._watching: JobWatch | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -154,8 +156,8 @@ class SparkRuntime:
 
     @property
     def spare_slots(self) -> int:
-        """How many more functions could start now: on a local master, whose threads share its cores, no more than
-        without the threads for what may come later; at least one where Spark makes room for it.
+        """How many functions of all `map`s could run beside the others now: on a local master, whose threads share its
+        cores, no more than without the threads for what may come later; at least one where Spark makes room for it.
         """
         if self._local:
             capacity = spark_conf.local_threads(self._options)
@@ -165,7 +167,7 @@ class SparkRuntime:
         placement = self.placement
         least = int(placement is not None and placement.is_elastic)
         with self._lock:
-            return max(least, min(most, capacity - len(self._jobs)))
+            return max(least, min(most, capacity - len(self._jobs) + len(self._mapped)))
 
     @property
     def driver_host(self) -> str:
@@ -263,8 +265,8 @@ class SparkRuntime:
     ) -> Generator[R, None, None]:
         """Yield function(argument, attempt) for all `arguments`, in the order in which they finish.
 
-        At most `slots` of them run at once, or `at_once`. The first failure is raised and cancels the others, as does
-        closing the iterator.
+        At most `slots` run at once, or `at_once`, with those of other `map`s; one can always run. The first failure is
+        raised and cancels the others, as does closing the iterator.
         """
         waiting = enumerate(arguments)
         running: dict[Future[R], str] = {}
@@ -272,9 +274,14 @@ class SparkRuntime:
         slots = max(1, at_once or self.slots)
         try:
             while True:
-                for number, argument in itertools.islice(waiting, slots - len(running)):
+                while not running or max(len(running), len(self._mapped)) < slots:
+                    if (following := next(waiting, None)) is None:
+                        break
+                    number, argument = following
                     future = self.submit(f"{name} {number}", function, argument)
                     running[future] = f"{name} {number}"
+                    self._mapped.add(future)
+                    future.add_done_callback(self._mapped.discard)
                     future.add_done_callback(done.put)
                 if not running:
                     return

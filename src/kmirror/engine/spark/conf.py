@@ -32,13 +32,15 @@ _LASTING_ON_YARN = {"spark.yarn.am.attemptFailuresValidityInterval": "1h"}
 #: Spark's default for `spark.redaction.regex`, and the keys of Hadoop's storage accounts.
 _SECRET = re.compile(
     r"secret|password|token|credential|access[._-]?key"
-    r"|azure[.](account[.]key|sas)[.]|s3a[.].*encryption[.]key$|private[.]key",
+    r"|azure[.](account[.]key|sas)[.]|encryption[.]key$|private[.]key",
     re.IGNORECASE,
 )
-#: What such a name may be about instead: files and classes, Secrets of Kubernetes by their names, and how long or where
-#: tokens are used.
+#: What such a name may be about instead: files and classes, Secrets of Kubernetes by their names, and how, where or how
+#: long tokens are used.
 _NO_SECRET = re.compile(
     r"(file|path|enabled|secretBitLength|APPLICATION_CREDENTIALS)$|(token|credentials?)[.]provider"
+    r"|delegation[.]token[.](always-use|binding|max-lifetime|renew-interval)$|enable[.]delegation[.]token$"
+    r"|token-renewal[.]exclude$|token[.]service[.]use_ip$|cancel[.]delegation[.]tokens$|clear-text-fallback$"
     r"|^spark[.]kubernetes[.].*[.](secrets[.]|secretKeyRef[.]|pullSecrets$|tokenSecret[.])"
     r"|^spark[.](kerberos[.]renewal|security|yarn[.](am[.]token|credentials|security))",
     re.IGNORECASE,

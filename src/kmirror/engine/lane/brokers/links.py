@@ -10,6 +10,7 @@ delay all of them when one is throttled, which must not happen to markers.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -256,6 +257,20 @@ class DestinationLink:
         if self.version < produce.FIRST_VERSION_WITH_TOPIC_IDS:
             return assignment.topic, assignment.partition
         return (facts.destination_topic_id if facts else None) or NO_TOPIC_ID, assignment.partition
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedConnection:
+    """That a connection could not be opened, and which others to the broker were open then: it may have been down."""
+
+    message: str
+    at: float
+    links: Sequence[FetchLink | DestinationLink]
+
+    @property
+    def has_open(self) -> bool:
+        """True while one of them is open."""
+        return any(link.stream.fileno() >= 0 for link in self.links)
 
 
 @dataclass(slots=True)
