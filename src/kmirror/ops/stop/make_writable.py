@@ -110,6 +110,7 @@ def trim_fillers(work: StopWork) -> str:
         present, _ = _present_settings(work)
         unfinished = [name for name, one in present.items() if not isinstance(one, int) and has_unfinished_trim(one)]
         if unfinished or work.fillers:
+            work.destination.require_condition()
             work.settings_query = work.present = None
         restore_settings(client, unfinished)
         troubles: dict[str, KmirrorError] = {}
@@ -214,6 +215,7 @@ def find_settings(work: StopWork) -> None:
 @failing_all
 def apply_settings(work: StopWork) -> str:
     """Give topics their deferred settings."""
+    work.destination.require_condition()
     for name, error in _set_settings(work, work.settings).items():
         if error is not None:
             message = f"{name} did not get its deferred settings: {error.message}"
