@@ -29,9 +29,11 @@ from kmirror.cluster.rights.client_quotas import alter_quotas, describe_quotas, 
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.engine.driver.side_jobs import JobEvent
-from kmirror.errors import Reason, RefusedError, UnreachableError, UsageError
+from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.add.add import add
 from kmirror.ops.base.client_gaps import ClientGaps
 from kmirror.ops.base.context import Destination, change, now_ms, require_mirror
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import Grade
 from kmirror.ops.mirrors.config import change_config
@@ -41,14 +43,25 @@ from kmirror.ops.rights.client_sync import ClientsJob, clients_record
 from kmirror.ops.rights.lift import deferred_acls, lift_rights
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.source_acls import stored_source_acls
+from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
-from kmirror.state.records import PENDING_ADD, PENDING_PROMOTE, PENDING_REBUILD, PENDING_STOP, DesiredState
+from kmirror.ops.stop.report import VerbReport
+from kmirror.ops.stop.steps import Checkpoint
+from kmirror.state.records import (
+    PENDING_ADD,
+    PENDING_PROMOTE,
+    PENDING_REBUILD,
+    PENDING_STOP,
+    DesiredState,
+    PartitionState,
+)
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.librdkafka import librdkafka
+from tests.support.mirrors import selector
 from tests.support.screens import piped
 from tests.support.screens import written as written_on
 from tests.support.shared_clusters import GuardedPair
@@ -313,6 +326,73 @@ def test_a_denial_that_would_shut_kmirror_out_is_held_back(
     assert written(pair.destination, "kmirror", topic) is None
     claim(destination, name, topic, desired=DesiredState.STOPPED)
     assert set(lift_rights(destination, name, [topic])[topic].given) == set(frozen)
+
+
+@pytest.mark.parametrize("denied", ["*", "kmirror"])
+def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], denied: str
+) -> None:
+    """Once, the stop created the denial and failed because of it, each time it was repeated."""
+    destination, name, _ = mirror
+    topic = unique_topic()
+    frozen, writes = acls("topic", topic, denied, "WRITE", deny=True), acls("topic", topic, "app", "WRITE")
+    create_topic(pair.at_source, topic, 1, 1, {})
+    give(pair.at_source, frozen, writes)
+    assert add(destination, name, selector(topic)).exit_code == 0
+    sync(mirror)
+    assert not here(pair) & {*frozen, *writes}
+
+    def warned(report: VerbReport) -> str:
+        assert report.result.exit_code == 0, report.result
+        (warning,) = [one for one in report.result.warnings if "denied WRITE" in one]
+        return warning
+
+    who = "everyone" if denied == "*" else "kmirror"
+    would = warned(failover(destination, name, dry_run=True))
+    assert would.startswith(f"{topic} would be stopped, and {who} would be denied WRITE on it")
+    # killed after that, the command finds the denial that it has created
+    with pytest.raises(KeyboardInterrupt):
+        failover(destination, name, checkpoint=interrupt_after("lift the write protection"))
+    assert here(pair) >= {*frozen, *writes}
+    assert warned(failover(destination, name, dry_run=True)) == would
+    is_stopped = warned(failover(destination, name))
+    assert is_stopped.startswith(f"{topic} is stopped, and {who} is denied WRITE on it")
+    user = "'User:*'" if denied == "*" else "User:kmirror"
+    assert is_stopped.endswith(f"--remove --force --deny-principal {user} --operation Write --topic {topic}")
+    assert {row.state for row in describe(destination, name)} == {PartitionState.STOPPED}
+    assert (written(pair.destination, "app", topic) is None) is (denied == "kmirror")
+
+
+def test_a_topic_on_which_kmirror_is_granted_no_write_is_not_stopped(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    create_topic(pair.at_source, topic, 1, 1, {})
+    assert add(destination, name, selector(topic)).exit_code == 0
+    everything = acls("topic", "*", "kmirror", "ALL")
+    rest = [
+        *acls("topic", "__kmirror", "kmirror", "ALL", prefixed=True),
+        *acls("topic", topic, "kmirror", "READ", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS"),
+    ]
+    give(pair.at_destination, rest)
+    delete_acls(pair.at_destination, everything)
+    await_acls(pair.at_destination, rest, everything)
+    for dry_run in (True, False):
+        done = failover(destination, name, dry_run=dry_run).result
+        assert done.exit_code == ExitCode.PARTLY_DONE
+        (row,) = [row for row in done.results if row.result is Outcome.FAILED]
+        assert (row.reason, "--operation Write" in (row.hint or "")) == (Reason.NOT_AUTHORIZED, True)
+
+
+def interrupt_after(step: str) -> Checkpoint:
+    """Return a checkpoint that ends the command once the step that begins so is done."""
+
+    def checkpoint(does: str) -> None:
+        if does.startswith(step):
+            raise KeyboardInterrupt
+
+    return checkpoint
 
 
 def test_without_the_right_to_change_acls_the_lift_says_what_an_administrator_has_to_do(

@@ -7,7 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pytest
@@ -22,7 +22,7 @@ from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.check.check import check
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.create import create
@@ -30,6 +30,9 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
+from kmirror.state.records import PENDING_PROMOTE
+from kmirror.state.snapshot import Changes
+from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.topic_state import TopicState
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, denial, give, kmirror_rights, written
@@ -274,6 +277,40 @@ def test_a_promote_that_gives_up_or_is_killed_leaves_no_producer_blocked(move: M
     assert done.result.exit_code == 0, done.result
     assert move.denials == {denial(topic, "*")}
     assert [record.value for record in shown(move.moved_to, topic)][-1] == b"undecided"
+
+
+@pytest.mark.slow
+def test_a_promote_frees_the_topics_of_a_dead_one_that_it_does_not_promote(
+    move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, their producers stayed blocked, and each later change of them was refused."""
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim._DEAD_AFTER_S", 1.0)
+    topic, other = move.topics
+    may_alter(move)
+    state = move.destination.state()
+    record = state.topic(move.mirror, topic)
+    assert record is not None
+    dead = WorkflowRecord(move.mirror, PROMOTE, "WAITING", "someone@elsewhere", 0, 0)
+    waits = replace(record, pending_operation=PENDING_PROMOTE)
+    change(move.destination, move.mirror, lambda _: Changes((dead, waits)))
+    ProducerBlock(move.destination, move.mirror, move.admin, state, [topic]).block([record])
+    assert move.denials == {denial(topic, "*")}
+    stopping, seen = threading.Event(), list[tuple[set[AclBinding], bool]]()
+
+    def watch(view: PromoteView) -> None:
+        if view.missing and not stopping.is_set():
+            with Destination.open(move.destination.properties) as another:
+                found = another.state().topic(move.mirror, topic)
+                seen.append((move.denials, found is not None and found.pending_operation is None))
+            stopping.set()
+
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        request = PromoteRequest(move.mirror, selector(other), timeout_ms=120_000, idle_ms=600_000)
+        done = promote(move.destination, request, watch, stopping)
+    assert done.result.exit_code == ExitCode.TIMED_OUT
+    assert seen == [(set(), True)]
+    assert not move.destination.state().rights(move.mirror, topic)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import threading
@@ -15,11 +16,13 @@ from typing import Any, NoReturn
 import pytest
 from confluent_kafka import Producer
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.handover import Handover
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
@@ -36,9 +39,9 @@ from kmirror.ops.stop.steps import StepRunner
 from kmirror.ops.stop.stop import stop
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.settings.value_types import parse_start_from
-from kmirror.state.records import EngineRecord, EngineState, PartitionState
+from kmirror.state.records import DesiredState, EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes
-from kmirror.state.workflow_records import PROMOTE
+from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.engine import command
@@ -458,6 +461,76 @@ def test_a_promote_that_was_frozen_leaves_everything_to_the_one_that_has_taken_o
             ended.set()
             assert second.result().result.exit_code == ExitCode.TIMED_OUT
     assert not any(topic.pending_operation for topic in destination.state().topics(mirror))
+
+
+@pytest.mark.slow
+def test_a_promote_that_renews_its_claim_is_alive_whatever_the_clocks_say(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a host whose clock was 15 s ahead took over from it at once."""
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim._DEAD_AFTER_S", PATIENCE_S)
+    mirror = mirrored(cluster_pair, destination, unique_topic())
+    long_ago = now_ms() - 3_600_000
+    end, renewed = threading.Event(), itertools.count(long_ago)
+
+    def renew(at: Destination) -> None:
+        claim = WorkflowRecord(mirror, PROMOTE, "WAITING", "someone@elsewhere", long_ago, next(renewed))
+        change(at, mirror, lambda _: Changes((claim,)))
+
+    def keep() -> None:
+        with Destination.open(destination.properties) as another:
+            while not end.wait(1):
+                renew(another)
+
+    renew(destination)
+    with ThreadPoolExecutor(1) as pool:
+        keeping = pool.submit(keep)
+        try:
+            with pytest.raises(RefusedError, match="another promote"):
+                promote(destination, PromoteRequest(mirror, timeout_ms=240_000))
+        finally:
+            end.set()
+        keeping.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["released", "ends recorded"])
+def test_a_promote_that_loses_its_claim_in_the_middle_of_a_stop_touches_nothing_more(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Once, it wrote a fence into the mirror topic that was adopted meanwhile, or made it writable."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic, compression_type="gzip")
+
+    def lose_claim() -> None:
+        """As if another promote had stopped the topic, and an operator had made it a mirror topic again."""
+        with Destination.open(destination.properties) as another:
+            change(another, mirror, lambda _: Changes((before,), (("workflow", mirror, PROMOTE),)))
+
+    def released_too_late(*_: object) -> Handover:
+        lose_claim()
+        return Handover.LATE
+
+    def checkpoint(does: str) -> None:
+        if moment == "ends recorded" and does.startswith("record where the source's records end"):
+            lose_claim()
+
+    if moment == "released":
+        monkeypatch.setattr("kmirror.ops.stop.fencing.await_handover", released_too_late)
+    (before,) = destination.state().topics(mirror)
+    with LocalEngine(destination, mirror) as engine:
+        copied_once(engine, destination, mirror)
+        request = PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000)
+        done = promote(destination, request, runner=StepRunner(checkpoint)).result
+        running = destination.state().engine(mirror)
+    assert {(row.result, row.reason) for row in done.results} == {(Outcome.FAILED, Reason.FENCED)}, done
+    assert running is not None
+    assert running.state is EngineState.RUNNING
+    place = TopicPartition(topic, 0)
+    assert destination.client.list_offsets({place: LATEST}, log_end=True)[place].offset == 3
+    assert settings_of(cluster_pair.destination, topic)["compression.type"] == "producer"
+    (after,) = destination.state().topics(mirror)
+    assert (after.desired, after.pending_operation) == (DesiredState.ACTIVE, None)
 
 
 @pytest.mark.slow

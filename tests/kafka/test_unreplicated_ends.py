@@ -15,8 +15,11 @@ from confluent_kafka import Producer
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.batch import set_producer
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append
+from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.writing import fence as fencing
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence, replicated_ends
 from kmirror.errors import ExitCode
@@ -135,3 +138,45 @@ def test_a_fence_is_found_where_the_next_leaders_log_ends_before_the_last_ones(
         produce(three, topic, ["local"] * 30)
         for known_end in (0, 3, 7, before, 40):
             assert fence(client, {place: Writer(OWN_ID, 0, known_end)}) == fenced, known_end
+
+
+@pytest.mark.slow
+def test_fences_that_are_not_shown_are_waited_for_together(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, each partition was waited for on its own, three times: hours for some hundreds of them."""
+    three = make_cluster("three", brokers=3, heap=SMALL_HEAP, properties=_PATIENT)
+    topic = create_topic(three, partitions=4, replicas=[[LEADER, FOLLOWER]] * 4)
+    places = [TopicPartition(topic, partition) for partition in range(4)]
+    by_marker, by_record = places[:2], places[2:]
+    producer = Producer({"bootstrap.servers": three.bootstrap_servers, "acks": "1", "log_level": 0})
+    waits: list[tuple[TopicPartition, bool]] = []
+
+    class WaitingReader(PartitionReader):
+        """A reader that writes down whether it may ask again."""
+
+        def __init__(self, client: ClusterClient, partition: TopicPartition, *, patience_s: float) -> None:
+            waits.append((partition, patience_s > 0))
+            super().__init__(client, partition, patience_s=patience_s)
+
+    with ClusterClient(client_config(three.client_properties())) as client:
+        writers = {place: Writer(OWN_ID, 0) for place in places}
+        freeze(three, FOLLOWER)
+        for place in places * 2:  # the first is an answer to the fetch that the follower had sent before
+            producer.produce(topic, "only the leader has it", partition=place.partition)
+            assert producer.flush(30) == 0
+        monkeypatch.setattr(fencing, "PartitionReader", WaitingReader)
+        monkeypatch.setattr(fencing, "_ANSWER_S", 2.0)
+        monkeypatch.setattr(fencing, "_REPLICATED_S", 2.0)
+        # they are written, and no answer comes
+        fence(client, {place: writers[place] for place in by_marker})
+        fence(client, {place: writers[place] for place in by_record}, with_record=True)
+        waits.clear()
+        found = fence(client, writers)
+        assert {one.error_code for one in found.values()} == {Code.REQUEST_TIMED_OUT}
+        assert all("readers see it only up to" in client.unanswered[place] for place in places)
+        assert sorted(place for place, _ in waits) == places
+        assert (waits[0][1], waits[-1][1]) == (True, False)
+        three.signal(FOLLOWER, signal.SIGCONT)
+        monkeypatch.undo()
+        assert fence(client, writers) == {place: FenceResult(0, 2, is_fenced=True) for place in places}

@@ -28,7 +28,7 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.reader import PartitionReader
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.errors import KmirrorError, OutcomeUnknown, TimedOutError
 
 #: How long to look for leaders that are away.
 _PATIENCE_S = 5.0
@@ -36,7 +36,7 @@ _PATIENCE_S = 5.0
 _AT_ONCE = 200
 _ANSWER_S = 10.0
 _ROUNDS = 3
-#: How long to wait for replicas in sync: longer than a leader waits for them.
+#: How long to wait for replicas in sync, of all logs together: longer than a leader waits for them.
 _REPLICATED_S = 35.0
 _END_AND_MARK = (Lookup(LATEST, log_end=True), Lookup(LATEST))
 #: Factor by which the steps back grow while searching for a fence.
@@ -157,6 +157,7 @@ def _fence_once(
     before: dict[TopicPartition, int] = {}
     to_fence: dict[TopicPartition, Writer] = {}
     sequences: dict[TopicPartition, int] = {}
+    until = time.monotonic() + _REPLICATED_S
     for partition, (code, known) in _ends_and_producers(client, writers, metadata).items():
         if code or known is None:
             found[partition] = FenceResult(code, None)
@@ -164,9 +165,9 @@ def _fence_once(
         writer, (before[partition], producers) = writers[partition], known
         mine = next((p for p in producers if p.producer_id == writer.producer_id), None)
         if mine is not None and mine.coordinator_epoch == MAX_COORDINATOR_EPOCH:
-            found[partition] = _fence_there(client, partition, writer, writer.known_end)
-        elif mine is not None and (by_record := _record_there(client, partition, writer, mine, before[partition])):
-            found[partition] = by_record
+            found[partition] = _fence_there(client, partition, writer, writer.known_end, until)
+        elif mine is not None and (there := _record_there(client, partition, writer, mine, before[partition], until)):
+            found[partition] = there
         else:
             epoch = max(writer.producer_epoch, mine.producer_epoch if mine else 0)
             if mine is not None and mine.last_sequence >= 0:
@@ -177,6 +178,7 @@ def _fence_once(
         return found | ends
     codes = (_send_records if with_record else _send_markers)(client, to_fence, metadata)
     after = _log_ends(client, [partition for partition, code in codes.items() if not code], metadata)
+    until = time.monotonic() + _REPLICATED_S
     for partition, code in codes.items():
         start = before[partition]
         end = after[partition].end_offset if partition in after else None
@@ -186,7 +188,7 @@ def _fence_once(
             found[partition] = FenceResult(0, start, is_fenced=True, last_sequence=sequences.get(partition))
         else:
             # the writer was faster, or the request was executed twice
-            found[partition] = _fence_there(client, partition, writers[partition], min(start, end))
+            found[partition] = _fence_there(client, partition, writers[partition], min(start, end), until)
     return found
 
 
@@ -212,16 +214,19 @@ def _ends_and_producers(
     return client.per_leader(partitions, build, read, metadata=metadata, timeout=_PATIENCE_S)
 
 
-def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Writer, start: int) -> FenceResult:
+def _fence_there(
+    client: ClusterClient, partition: TopicPartition, writer: Writer, start: int, until: float
+) -> FenceResult:
     """Find the first fence in the log: at or after `start`, or before it if the log has lost its last records since.
 
-    The search begins before `start`, and goes back until it finds what is before the fence.
+    The search begins before `start`, and goes back until it finds what is before the fence. A log that does not show
+    its records is asked again until the time `until`, and at least once.
     """
     starts, ends = client.look_up_offsets([partition], (Lookup(EARLIEST), _END_AND_MARK[0]), timeout=_PATIENCE_S)
     first, end = starts[partition].offset, ends[partition].offset
     if first is None or end is None:
         return FenceResult(starts[partition].error_code or Code.LEADER_NOT_AVAILABLE, None)
-    reader, fence_offset = PartitionReader(client, partition, patience_s=_ANSWER_S), None
+    reader, fence_offset = _reader(client, partition, until), None
     low, high, step, is_known = min(start, end), end, 1, False
     try:
         while first < high and not is_known:
@@ -234,8 +239,7 @@ def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Write
                 before.add(header.producer_id)
             high, is_known = low, writer.producer_id in before or (fence_offset is not None and bool(before))
     except (KmirrorError, OutcomeUnknown) as error:
-        client.unanswered[partition] = str(error)
-        return FenceResult(Code.BROKER_NOT_AVAILABLE, None)
+        return _not_read(client, partition, error)
     if fence_offset is None and first > start and not is_known:
         # it has been deleted by now: everything left came after it
         fence_offset = first
@@ -246,18 +250,31 @@ def _fence_there(client: ClusterClient, partition: TopicPartition, writer: Write
 
 
 def _record_there(
-    client: ClusterClient, partition: TopicPartition, writer: Writer, known: ProducerState, end: int
+    client: ClusterClient, partition: TopicPartition, writer: Writer, known: ProducerState, end: int, until: float
 ) -> FenceResult | None:
     """Find a record that fenced the writer before; the leader remembers nothing of it but epoch and sequence."""
     if known.producer_epoch <= writer.producer_epoch or known.last_sequence != _SEQUENCE:
         return None
-    first = max(writer.known_end, client.list_offsets({partition: EARLIEST})[partition].offset or 0)
-    for found in PartitionReader(client, partition).batches(first, end):
-        for header in found.headers:
-            wrote = header.producer_id, header.producer_epoch
-            if wrote == (known.producer_id, known.producer_epoch) and _is_fence(found.data, header):
-                return FenceResult(0, header.base_offset, is_fenced=True)
+    log_start = client.list_offsets({partition: EARLIEST}, timeout=_PATIENCE_S)[partition].offset
+    try:
+        for found in _reader(client, partition, until).batches(max(writer.known_end, log_start or 0), end):
+            for header in found.headers:
+                wrote = header.producer_id, header.producer_epoch
+                if wrote == (known.producer_id, known.producer_epoch) and _is_fence(found.data, header):
+                    return FenceResult(0, header.base_offset, is_fenced=True)
+    except (KmirrorError, OutcomeUnknown) as error:
+        return _not_read(client, partition, error)
     return None
+
+
+def _reader(client: ClusterClient, partition: TopicPartition, until: float) -> PartitionReader:
+    return PartitionReader(client, partition, patience_s=max(0.0, until - time.monotonic()))
+
+
+def _not_read(client: ClusterClient, partition: TopicPartition, error: KmirrorError | OutcomeUnknown) -> FenceResult:
+    client.unanswered[partition] = str(error)
+    # a log that stays silent has been asked again already
+    return FenceResult(Code.REQUEST_TIMED_OUT if isinstance(error, TimedOutError) else Code.BROKER_NOT_AVAILABLE, None)
 
 
 def _is_fence(records: memoryview, header: BatchHeader) -> bool:

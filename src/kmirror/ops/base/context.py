@@ -50,8 +50,10 @@ class Destination:
         #: False if kmirror had never written to the destination when it was opened. An answer that says nothing of the
         #: topic is no proof of that.
         self._has_state = state is None or state.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
-        #: Checked, under the lock, by the next change that is written: what a verb has begun, it finishes.
+        #: Checked, under the lock, by each change.
         self.condition: Callable[[State], None] | None = None
+        #: Checked likewise until a change is written: what a verb has begun, it finishes.
+        self.first_condition: Callable[[State], None] | None = None
         self._rehearsed: State | None = None
 
     @classmethod
@@ -117,6 +119,14 @@ class Destination:
     def is_rehearsed(self) -> bool:
         """Return whether `state` is what a dry run of several changes has led to."""
         return self._rehearsed is not None
+
+    def require_condition(self, state: State | None = None) -> None:
+        """Raise what the condition raises, before something else than the stored state is changed.
+
+        `state` is the stored state, if just read.
+        """
+        if self.condition is not None:
+            self.condition(self.state() if state is None else state)
 
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""
@@ -275,17 +285,17 @@ def known_mirror(state: State, name: str) -> MirrorRecord:
 
 
 def change(destination: Destination, mirror: str, decide: Decide, timeout: float = DEFAULT_TIMEOUT_S) -> Changes:
-    """Change the stored state of a mirror, under its lock and if the destination's condition holds.
+    """Change the stored state of a mirror, under its lock and if the destination's conditions hold.
 
     Returns what was written.
 
     Raises: KmirrorError: as `decide`, the condition and `state.lock.transact`; if the outcome is unknown, an
         UnreachableError that says so.
     """
-    condition = destination.condition
+    conditions = [one for one in (destination.condition, destination.first_condition) if one is not None]
 
     def decide_if_met(state: State) -> Changes:
-        if condition is not None:
+        for condition in conditions:
             condition(state)
         return decide(state)
 
@@ -301,7 +311,7 @@ def change(destination: Destination, mirror: str, decide: Decide, timeout: float
             Reason.DESTINATION_UNREACHABLE,
         ) from error
     if changes:
-        destination.condition = None
+        destination.first_condition = None
     return changes
 
 

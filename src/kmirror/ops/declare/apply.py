@@ -216,14 +216,14 @@ class _Walk:
             self.refuse(one)
             return None
         try:
-            self.destination.condition = None if self.dry_run else self.turn.require
+            self.destination.first_condition = None if self.dry_run else self.turn.require
             done = self._verb(one)
         except (KmirrorError, OutcomeUnknown) as error:
             failed = self._as_known(error)
             self._leave([one], failed)
             return failed
         finally:
-            self.destination.condition = None
+            self.destination.first_condition = None
         self._report(one, done)
         if self.dry_run:
             state = self.destination.state()

@@ -80,12 +80,13 @@ def deferred_acls(state: State, mirror: str) -> frozenset[AclBinding]:
 def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, LiftedRights]:
     """Delete the denials for these topics and create their deferred ACLs; return the result for each topic.
 
-    Call it when the topics are no longer mirrored. Needs no source.
+    Call it when the topics are no longer mirrored, and if the destination's condition holds. Needs no source.
 
     Raises:
         UnreachableError: the destination does not answer; the same call continues from there.
     """
     state = destination.state()
+    destination.require_condition(state)
     plan = plan_lift(state, mirror, topics)
     done = {topic: LiftedRights(topic) for topic in topics}
     if not plan:

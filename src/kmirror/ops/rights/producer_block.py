@@ -98,6 +98,7 @@ class ProducerBlock:
             could_not = missing_rights(self._source, names, _NEEDED)
             self._record(wanted, present)
             state = self._destination.state()
+            self._destination.require_condition(state)
             self.since_ms |= {topic: state.rights(self._mirror, topic).blocked_ms for topic in wanted}
             new = {topic: one for topic, one in wanted.items() if one not in present}
             raise_first(create_acls(self._source, new.values()))

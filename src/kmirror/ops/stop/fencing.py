@@ -69,6 +69,7 @@ def foresee_release(work: StopWork) -> None:
 
 def _end_engine(work: StopWork) -> bool:
     """Take the lease from the engine that has it; return False if there was certainly none."""
+    work.destination.require_condition()
     mirror = work.request.mirror
     engine = work.state.engine(mirror)
     if engine is None or engine.state is EngineState.RELEASED:
@@ -97,6 +98,7 @@ def find_writers(work: StopWork) -> None:
 def fence_writers(work: StopWork) -> str:
     """Fence the mirror's producers, which also returns where the logs ended."""
     client = work.destination.client
+    work.destination.require_condition()
     found = fence(client, work.writers, metadata=work.metadata)
     refused = {p: w for p, w in work.writers.items() if found[p].error_code in _REFUSED}
     if refused and work.request.fence_with_record:

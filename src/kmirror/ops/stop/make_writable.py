@@ -6,15 +6,17 @@ They need the destination only, and each can be done twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding, AclPermission, Operation, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import FIRST_OWN_PRODUCER_ID
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.cluster.rights.acl_commands import admin_options, grant_line
+from kmirror.cluster.rights.acls import kafka_acls_line
 from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.policies import refuses_settings, settled_to_change
 from kmirror.cluster.topics.settling import with_settled
@@ -30,12 +32,14 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.at_stop import age_note, clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.groups.group_facts import log_bounds
-from kmirror.ops.rights.lift import lift_rights
+from kmirror.ops.rights.lift import lift_rights, plan_lift
+from kmirror.ops.rights.protection import survey
 from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, PresentSettings, StopWork
 from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.sync.acl_index import AclIndex, Resource
 from kmirror.sync.setting_changes import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
 
@@ -106,6 +110,7 @@ def trim_fillers(work: StopWork) -> str:
         present, _ = _present_settings(work)
         unfinished = [name for name, one in present.items() if not isinstance(one, int) and has_unfinished_trim(one)]
         if unfinished or work.fillers:
+            work.destination.require_condition()
             work.settings_query = work.present = None
         restore_settings(client, unfinished)
         troubles: dict[str, KmirrorError] = {}
@@ -210,6 +215,7 @@ def find_settings(work: StopWork) -> None:
 @failing_all
 def apply_settings(work: StopWork) -> str:
     """Give topics their deferred settings."""
+    work.destination.require_condition()
     for name, error in _set_settings(work, work.settings).items():
         if error is not None:
             message = f"{name} did not get its deferred settings: {error.message}"
@@ -249,10 +255,12 @@ def lift_protection(work: StopWork) -> str:
         if lifted.error is not None:
             work.fail(name, lifted.error)
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
-    unproven = set()
     probed = probe_writable(destination.client, partitions, metadata=work.metadata) if names else {}
+    refused = {one.topic for one, error in probed.items() if error and error.reason is Reason.NOT_AUTHORIZED}
+    denied = _denied(work, refused - work.failed.keys())
+    unproven = set(denied)
     for partition, error in probed.items():
-        if error is None or partition.topic in work.failed:
+        if error is None or partition.topic in work.failed or partition.topic in denied:
             continue
         if error.reason is Reason.NOT_AUTHORIZED:
             hint = f"{RUN_AGAIN}; before that: {error.hint}"
@@ -265,12 +273,44 @@ def lift_protection(work: StopWork) -> str:
     return "rights lifted"
 
 
+def _denied(work: StopWork, topics: Collection[str], deferred: Collection[AclBinding] = ()) -> set[str]:
+    """Return the topics on which an ACL, or a deferred one, denies kmirror WRITE, and warn of each.
+
+    None of them fails for it: what was denied at the source stays denied here, and no probe can succeed.
+    """
+    found: set[str] = set()
+    if not topics:
+        return found
+    surveyed, cluster = survey(work.destination.client, topics), admin_options(work.destination.config)
+    acls = AclIndex({*surveyed.acls, *deferred})
+    for topic in sorted(topics):
+        writing = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
+        denials = [one for one in writing if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one)]
+        if denials:
+            found.add(topic)
+            who = "everyone" if any(one.principal == EVERYONE for one in denials) else "kmirror"
+            lines = "\n".join(kafka_acls_line(one, cluster, remove=True) for one in sorted(denials))
+            work.done.warnings.append(
+                f"{topic} {work.becomes} stopped, and {who} {work.becomes} denied WRITE on it"
+                f" ({listed([str(one) for one in sorted(denials)])}); to allow it:\n{lines}"
+            )
+    return found
+
+
 def check_rights(work: StopWork) -> None:
     """Report the topics on which the destination does not grant what a stop needs."""
     is_complete = work.request.reason is Reason.PROMOTED
     needed = [right for right in _NEEDED if not (is_complete and right == "DELETE")]
     names = [topic.topic for topic in work.left]
-    for name, rights in sorted(missing_rights(work.destination.client, names, needed).items()):
+    plan = plan_lift(work.state, work.request.mirror, names)
+    given = {one for group in (*plan.give.values(), plan.shared) for one in group}
+    deferred = [one for one in given if one.permission is AclPermission.DENY]
+    missing = missing_rights(work.destination.client, names, needed)
+    denied = _denied(work, names if deferred else [name for name in missing if "WRITE" in missing[name]], deferred)
+    for name in sorted(missing):
+        rights = [right for right in missing[name] if right != "WRITE" or name not in denied]
+        if not rights:
+            continue
         message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
         hint = grant_line(work.destination.config, rights, *option("--topic", name))
         row = TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint)

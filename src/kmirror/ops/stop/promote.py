@@ -171,7 +171,7 @@ def promote(
             promotion.done.results += lost_rows(waiting, error)
             waiting.clear()
         finally:
-            if promotion.has_claimed:
+            if claim.is_recorded:
                 promotion.release(list(waiting), ends=True)
         blocked = promotion.blocked([topic.topic for topic in chosen]) if producer_block.since_ms else ()
     done = promotion.done
@@ -214,8 +214,6 @@ class _Promotion:
     waiting: dict[str, TopicRecord]
     runner: StepRunner
     is_over: bool = False
-    #: True once the claim is recorded.
-    has_claimed: bool = False
     #: The waiting topics that an interrupted promote has begun to stop.
     begun: Sequence[str] = ()
     done: StopResults = field(default_factory=StopResults)
@@ -228,8 +226,9 @@ class _Promotion:
 
     def begin(self) -> None:
         """Record that the topics wait."""
-        self.begun = self.claim.begin(self.waiting, self.until)
-        self.has_claimed = True
+        self.begun, others = self.claim.begin(self.waiting, self.until)
+        # a dead promote may have blocked their producers
+        self.done.warnings += filter(None, [self.producer_block.lift(others)])
 
     def find_begun(self) -> None:
         """Find the topics that an interrupted promote has begun to stop."""
@@ -300,7 +299,8 @@ class _Promotion:
 
     def block(self, topics: Sequence[str]) -> None:
         """Deny producers WRITE on the sources of these topics; ends that are read from now on are final."""
-        self.producer_block.block([self.waiting[name] for name in topics])
+        with self.claim.required():
+            self.producer_block.block([self.waiting[name] for name in topics])
         self.show.say(f"producers are blocked at the source: {', '.join(topics)}")
 
     def _block_or_drop(self, topics: Sequence[str]) -> bool:
@@ -337,7 +337,6 @@ class _Promotion:
 
     def release(self, topics: Sequence[str], *, ends: bool = False) -> None:
         """Release topics that were not stopped, and their producers; `ends`: the whole promote ends."""
-        self.destination.condition = None
         # producers first: without the claim, another promote could have blocked them again
         lifted = self.producer_block.lift(topics) if self.claim.is_held() else None
         for trouble in (lifted, self.claim.release(topics, ends=ends)):
@@ -421,8 +420,8 @@ class _Promotion:
 
     def stop(self, going: Sequence[str]) -> None:
         """Stop these topics, and check whether the source received anything after all."""
-        self.destination.condition = self.claim.require
-        done = self._walk_stop(going)
+        with self.claim.required():
+            done = self._walk_stop(going)
         if self.producer_block.since_ms:
             self.producer_block.note_writable(done.writable_ms)
         after = check_source_after_stop(self.source, self.waiting, done)

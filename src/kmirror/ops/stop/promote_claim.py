@@ -1,16 +1,16 @@
 """The stored claim of a waiting promote: a heartbeat, and which topics wait.
 
-A killed promote leaves its record, but no longer renews it. Once that has lasted long enough, the next promote takes
-over the topics: those that waited keep waiting, and stops that had begun are completed. One that was only frozen finds
-that out, and leaves everything to the other.
+A killed promote leaves its record, but no longer renews it. Once the next promote has watched that for long enough, it
+takes over the topics: those that waited keep waiting, or are given back if it does not promote them, and stops that had
+begun are completed. One that was only frozen finds that out, and leaves everything to the other.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from kmirror.commands import on_topics
@@ -27,7 +27,7 @@ from kmirror.words import at_time
 _HEARTBEAT_S = 3.0
 #: After this long a thread renews the claim, because whoever holds it is busy with something else.
 _BUSY_S = 6.0
-#: A claim that has not been renewed for this long, by the local clock or by its own, belongs to a dead promote.
+#: A claim that was watched for this long and was not renewed belongs to a dead promote, whatever the clocks say.
 _DEAD_AFTER_S = 15.0
 _STEP_S = 0.5
 #: The least time for recording something.
@@ -50,6 +50,8 @@ class Claim:
         self._ended = threading.Event()
         #: True once it was found that another promote has taken over.
         self.is_lost = False
+        #: True once it is recorded.
+        self.is_recorded = False
         #: The claim of an earlier promote, which is dead.
         self._before: WorkflowRecord | None = None
 
@@ -61,18 +63,19 @@ class Claim:
             TimedOutError: that is not known in time.
         """
         found = self._found(self._destination.state())
-        if found is not None and found.is_alive(now_ms()):
+        if found is not None:
             self._say(
                 f"a promote of {found.actor} started at {at_time(found.began_ms)} and has not ended: checking"
                 " whether it is alive"
             )
         dead_at = boottime() + _DEAD_AFTER_S
-        while found is not None and found.is_alive(now_ms()) and boottime() < dead_at:
+        while found is not None and boottime() < dead_at:
             if stopping.wait(_STEP_S) or time.monotonic() >= until:
                 raise TimedOutError(
                     f"it is not yet known whether the promote of {found.actor}, started at"
                     f" {at_time(found.began_ms)}, is still waiting",
-                    f"it counts as dead after {_DEAD_AFTER_S:g} s without a heartbeat: run the same command again then",
+                    f"it counts as dead once no heartbeat was seen for {_DEAD_AFTER_S:g} s: run the same command again,"
+                    " and give it longer than that",
                 )
             again = self._found(self._destination.state())
             if again is not None and again.last_seen_ms != found.last_seen_ms:
@@ -80,28 +83,34 @@ class Claim:
             found = again
         self._before = found
 
-    def begin(self, topics: Collection[str], until: float) -> list[str]:
-        """Record that these topics wait to be promoted; return those whose stop had begun and that therefore do not.
+    def begin(self, topics: Collection[str], until: float) -> tuple[list[str], list[str]]:
+        """Record that these topics wait to be promoted, and no other ones of the mirror.
 
-        Brokers are waited for until `until`, a time of `time.monotonic`.
+        Returns those whose stop had begun and that therefore do not, and the mirror's other topics. Brokers are waited
+        for until `until`, a time of `time.monotonic`.
 
         Raises RefusedError: another promote waits, or another operation on a topic is in progress.
         """
         begun: list[str] = []
+        others: list[str] = []
 
         def decide(state: State) -> Changes:
             found = self._found(state)
             if found is not None and found != self._before:
                 raise _another_promote(self._mirror, found)
             waiting, begun[:] = self._claimed(state, topics)
+            left = [topic for topic in state.topics(self._mirror) if topic.topic not in topics]
+            others[:] = [topic.topic for topic in left]
             details = {"topics": sorted(topics)[:100], "count": len(topics)}
             event = own_event(self._mirror, "promote", "WAITING", details)
-            return Changes((self._record(), *waiting), (), (event,))
+            given_back, events = self._given_back(left)
+            return Changes((self._record(), *waiting, *given_back), (), (event, *events))
 
         change(self._destination, self._mirror, decide, _patience(until))
+        self.is_recorded = True
         self._renewed_at = time.monotonic()
         threading.Thread(target=self._keep, name="kmirror-claim", daemon=True).start()
-        return begun
+        return begun, others
 
     def foresee(self, topics: Collection[str]) -> None:
         """Raise what `begin` would about these topics: RefusedError if another operation on one is in progress."""
@@ -153,6 +162,15 @@ class Claim:
                 Reason.FENCED,
             )
 
+    @contextmanager
+    def required(self) -> Iterator[None]:
+        """Let all that is changed meanwhile require, under the lock, that the claim is still ours."""
+        self._destination.condition = self.require
+        try:
+            yield
+        finally:
+            self._destination.condition = None
+
     def is_held(self) -> bool:
         """Return whether no other promote is known to have taken over."""
         try:
@@ -169,13 +187,8 @@ class Claim:
         def decide(state: State) -> Changes:
             self.require(state)
             found = [state.topic(self._mirror, name) for name in topics]
-            left = [topic for topic in found if topic is not None and topic.pending_operation == PENDING_PROMOTE]
-            gone = (self._record().key,) if ends else ()
-            events: tuple[Event, ...] = ()
-            if left:
-                details = {"topics": [topic.topic for topic in left][:100], "count": len(left)}
-                events = (own_event(self._mirror, "promote", "GIVEN_BACK", details),)
-            return Changes(tuple(replace(topic, pending_operation=None) for topic in left), gone, events)
+            given_back, events = self._given_back(topic for topic in found if topic is not None)
+            return Changes(given_back, (self._record().key,) if ends else (), events)
 
         try:
             change(self._destination, self._mirror, decide)
@@ -184,6 +197,15 @@ class Claim:
         except KmirrorError as error:
             return f"topics that were not stopped are still shown as waiting: {error.message}"
         return None
+
+    def _given_back(self, topics: Iterable[TopicRecord]) -> tuple[tuple[TopicRecord, ...], tuple[Event, ...]]:
+        """Return the records of those that wait as they are once they do not, and the event."""
+        left = [topic for topic in topics if topic.pending_operation == PENDING_PROMOTE]
+        if not left:
+            return (), ()
+        details = {"topics": [topic.topic for topic in left][:100], "count": len(left)}
+        event = own_event(self._mirror, "promote", "GIVEN_BACK", details)
+        return tuple(replace(topic, pending_operation=None) for topic in left), (event,)
 
     def _found(self, state: State) -> WorkflowRecord | None:
         return state.workflow(self._mirror, PROMOTE)
