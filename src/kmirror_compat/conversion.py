@@ -68,14 +68,18 @@ class Conversion:
 
     def without(self, keys: Collection[str], why: str) -> Conversion:
         """Return the same without some properties of the mirror, which something else overrides."""
-        key_results = tuple(
-            replace(key_result, became=KeyOutcome.NO_MEANING, message=why, hint=None)
-            if set(key_result.properties) & set(keys)
-            else key_result
-            for key_result in self.key_results
-        )
+        key_results = tuple(self._without(key_result, keys, why) for key_result in self.key_results)
         kept = {key: value for key, value in self.properties.items() if key not in keys}
         return replace(self, properties=kept, key_results=key_results)
+
+    def _without(self, key_result: KeyResult, keys: Collection[str], why: str) -> KeyResult:
+        left = tuple(key for key in key_result.properties if key not in keys)
+        if left == key_result.properties or (left and key_result.became is KeyOutcome.REFUSED):
+            return key_result
+        if not left:
+            return replace(key_result, became=KeyOutcome.NO_MEANING, message=why, hint=None)
+        stays = ", ".join(f"{key}={self.properties[key]}" for key in left)
+        return replace(key_result, message=f"{stays}; {why}", properties=left)
 
     def refusing(self, keys: Collection[str], why: str, hint: str) -> Conversion:
         """Return the same with some properties of the mirror refused."""
@@ -177,23 +181,31 @@ def _setting_key_result(given: Given) -> tuple[KeyResult, dict[str, str]]:
     try:
         stored = canonical({given.key: given.value}, complete=False)
     except UsageError as error:
-        return KeyResult(given.written, KeyOutcome.REFUSED, error.message, error.hint), {}
+        own = own_keys(given.key)
+        return KeyResult(given.written, KeyOutcome.REFUSED, error.message, error.hint, properties=own), {}
     message = ", ".join(f"{key}={value}" for key, value in stored.items())
     is_default = all(_DEFAULTS[key] == value for key, value in stored.items())
     became = KeyOutcome.DEFAULT if is_default else KeyOutcome.TAKEN
     return KeyResult(given.written, became, f"{message}{given.note}", properties=tuple(stored)), stored
 
 
-def link_conversion(properties: Mapping[str, str]) -> Conversion:
-    """Return the mirror that the file of a cluster link describes, and what became of each key."""
+def link_conversion(properties: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Conversion:
+    """Return the mirror that the file of a cluster link describes, and what became of each key.
+
+    `overrides` are settings that are given beside it: they select ACLs, too.
+    """
     given = [Given(key, key, value) for key, value in properties.items()]
     if _LINK_SYNC not in properties:
         given.append(Given(_LINK_SYNC, _LINK_SYNC, "false", _LINK_NOTE))
     elif properties[_LINK_SYNC].strip().lower() == "true" and not {_LINK_FILTERS, *_LINK_GROUPS} & properties.keys():
         given.append(Given(_LINK_FILTERS, _LINK_FILTERS, "", f"{_LINK_NOTE}, and no group is synced"))
     found = convert(given)
-    selects_acls = any(value.strip() for key, value in properties.items() if _ACL_FILTERS in own_keys(key))
-    if found.properties.get(_ACL_SYNC) == "true" and not selects_acls:
+    filters = _acl_filters(overrides or {}) or _acl_filters(properties)
+    if found.properties.get(_ACL_SYNC) == "true" and not any(filters):
         found = found.refusing([_ACL_SYNC], _NO_ACL_FILTERS, _ADD_ACL_FILTERS)
     differing = not_taken_over(properties, _LINK_DIFFERENCES)
     return replace(found, key_results=(*found.key_results, *differing))
+
+
+def _acl_filters(properties: Mapping[str, str]) -> list[str]:
+    return [value.strip() for key, value in properties.items() if _ACL_FILTERS in own_keys(key)]

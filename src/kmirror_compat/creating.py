@@ -37,7 +37,7 @@ def create_from_link(
     dry_run: bool = False,
 ) -> VerbResult:
     """Create a mirror from a cluster link's file. Raises as `create`, except for keys, which have rows."""
-    found = _checked(link_conversion(properties), overrides)
+    found = _checked(link_conversion(properties, overrides), overrides)
     return _created(destination, {mirror: found}, overrides, (), if_not_exists=if_not_exists, dry_run=dry_run)
 
 

@@ -259,8 +259,11 @@ def clocks_off(ahead_ms: Mapping[str, int]) -> Iterator[Finding]:
 
 
 def loss_misreported(least: int | None, most: int | None, lost: int | None) -> Iterator[Finding]:
-    """Yield where the failover reported another loss than was counted: a lower bound that was none, or far too few."""
+    """Yield where the failover reported another loss than was counted, a lower bound that was none or far too few, or
+    where it could not be counted.
+    """
     if lost is None:
+        yield warn(Kind.UNKNOWN, "loss", "it could not be counted")
         return
     if least is None or most is None:
         said = "did not know how many records were lost"

@@ -281,6 +281,7 @@ def test_rules_are_those_of_kafkas_cluster_mirroring() -> None:
         ("[]", "not an object with a list aclFilters"),
         ('{"aclFilters":{}}', "not an object with a list aclFilters"),
         ('{"aclFilters":[],"topicFilters":[]}', "not an object with a list aclFilters"),
+        ('{"aclFilters":[]}', "has no filter in aclFilters"),
         ('{"aclFilters":[{"resource":{}}]}', "a filter has resourceFilter and accessFilter"),
         ('{"aclFilters":[{"resourceFilter":[]}]}', "resourceFilter is not an object"),
         ('{"aclFilters":[{"resourceFilter":{"type":"topic"}}]}', "resourceFilter has no type="),

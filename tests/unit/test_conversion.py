@@ -281,6 +281,23 @@ def test_a_links_group_filters_beside_groups_are_a_row_and_give_way_to_config() 
     assert key_results(left)["groups.include"][1] == "--config consumer.offset.group.filters overrides it"
 
 
+def test_what_config_overrides_in_part_stays_for_the_rest() -> None:
+    filters = '{"groupFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"},'
+    filters += '{"name":"tmp","patternType":"LITERAL","filterType":"EXCLUDE"}]}'
+    file = {"consumer.offset.sync.enable": "true", "consumer.offset.group.filters": filters}
+    left = _checked(link_conversion(file), {"groups.include": "a"})
+    assert key_results(left)["consumer.offset.group.filters"] == (
+        KeyOutcome.TAKEN,
+        "groups.exclude=tmp; --config groups.include overrides it",
+    )
+    assert (left.properties.get("groups.include"), left.properties["groups.exclude"]) == (None, "tmp")
+    none = _checked(link_conversion(file), {"groups.include": "a", "groups.exclude": "b"})
+    assert key_results(none)["consumer.offset.group.filters"] == (
+        KeyOutcome.NO_MEANING,
+        "--config groups.exclude overrides it",
+    )
+
+
 def test_a_row_of_a_default_gives_way_to_config() -> None:
     left = _checked(mm2(""), {"acl.sync.enable": "true", "replication.factor": "3"})
     for key, written in (("sync.topic.acls.enabled", "acl.sync.enable"), ("replication.factor", "replication.factor")):
@@ -328,6 +345,19 @@ def test_a_link_that_syncs_acls_without_saying_which_is_refused() -> None:
         assert (refused.key, "a mirror without it would sync all" in refused.message) == ("acl.sync.enable", True)
         assert "--acl-filters-json-file" in str(refused.hint)
     assert not link_conversion({"acl.sync.enable": "true", "mirror.acl.include": "*"}).refused
+    # a link with an empty list syncs none
+    empty = link_conversion({"acl.sync.enable": "true", "acl.filters": '{"aclFilters":[]}'})
+    assert [(row.key, "would select no ACL" in row.message) for row in empty.refused] == [("acl.filters", True)]
+
+
+def test_config_may_select_the_acls_of_a_link() -> None:
+    file, filters = {"acl.sync.enable": "true"}, '{"aclFilters":[{"accessFilter":{"principal":"User:app"}}]}'
+    for key in ("acl.filters", "acls.include"):
+        for written in ({}, {"acl.filters": '{"aclFilters":[]}'}, {"acl.filters": "{"}):
+            assert not _checked(link_conversion({**file, **written}, {key: filters}), {key: filters}).refused
+        assert not link_conversion(file, {key: filters}).refused
+        (refused,) = link_conversion({**file, "acl.filters": filters}, {key: ""}).refused
+        assert refused.key == "acl.sync.enable", "without filters all would be synced"
 
 
 @pytest.mark.parametrize("key", [*MIRROR_MAKER_KEYS, *LINK_KEYS])

@@ -18,9 +18,12 @@ from kmirror.errors import TimedOutError
 PARTITION = TopicPartition("state", 0)
 
 
-def metadata(leader: int | None, epoch: int, replicas: Iterable[int] = (1, 2, 3)) -> ClusterMetadata:
+def metadata(
+    leader: int | None, epoch: int, replicas: Iterable[int] = (1, 2, 3), in_sync: Iterable[int] | None = None
+) -> ClusterMetadata:
     nodes = tuple(replicas)
-    topic = TopicMetadata("state", 0, bytes(16), False, {0: PartitionMetadata(0, 0, leader, epoch, nodes, nodes)})
+    partition = PartitionMetadata(0, 0, leader, epoch, nodes, nodes if in_sync is None else tuple(in_sync))
+    topic = TopicMetadata("state", 0, bytes(16), False, {0: partition})
     return ClusterMetadata("A", 1, {node: Broker(node, "h", node) for node in (1, 2, 3, 4)}, {"state": topic})
 
 
@@ -48,9 +51,16 @@ def found(says: Mapping[int, ClusterMetadata | None], known: ClusterMetadata = K
 
 
 def test_no_one_knows_a_newer_one() -> None:
-    brokers = Brokers({2: SAME, 3: metadata(9, 4)})
+    brokers = Brokers({1: SAME, 2: SAME, 3: metadata(9, 4)})
     assert newer_leader(brokers, PARTITION, KNOWN, 1) is None
-    assert brokers.asked == [[2, 3]], "one request to each other replica, and to no one else"
+    assert brokers.asked == [[1, 2, 3]], "one request to each replica, and to no one else"
+
+
+def test_the_leader_knows_best_who_is_in_sync() -> None:
+    before = metadata(1, 5, in_sync=[1, 2])
+    assert found({1: before, 2: before}, before) is None
+    with pytest.raises(TimedOutError, match="its replica on 3 did not answer"):
+        found({1: KNOWN, 2: before}, before)
 
 
 def test_a_single_replica_needs_no_question() -> None:
@@ -67,21 +77,28 @@ def test_the_newest_one_counts_whichever_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "answering", "is_certain"),
+    ("replicas", "in_sync", "answering", "is_certain"),
     [
-        ([1, 2, 3], [2], True),
-        ([1, 2, 3], [], False),
-        ([1, 2], [], False),
-        ([1, 2, 3, 4], [2, 3], True),
-        ([1, 2, 3, 4], [2], False),
+        ([1, 2, 3], [1, 2, 3], [2, 3], True),
+        # it may have been elected and have committed alone
+        ([1, 2, 3], [1, 2, 3], [2], False),
+        ([1, 2, 3], [1, 2], [2], True),
+        ([1, 2, 3], [1], [], False),
+        ([1, 2, 3], [1], [2], True),
+        ([1, 2], [1, 2], [], False),
+        ([1, 2], [1], [], True),
+        ([1, 2, 3, 4], [1, 2, 3], [2, 3], True),
+        ([1, 2, 3, 4], [1, 2], [2], False),
         # on a broker that is not known
-        ([1, 2, 9], [2], True),
-        ([1, 8, 9], [2], False),
+        ([1, 2, 9], [1, 2], [2], True),
+        ([1, 2, 9], [1, 2, 9], [2], False),
     ],
 )
-def test_most_replicas_must_answer(replicas: list[int], answering: list[int], is_certain: bool) -> None:
-    known = metadata(1, 5, replicas)
-    says = dict.fromkeys(answering, known)
+def test_who_is_in_sync_and_most_replicas_must_answer(
+    replicas: list[int], in_sync: list[int], answering: list[int], is_certain: bool
+) -> None:
+    known = metadata(1, 5, replicas, in_sync)
+    says = dict.fromkeys([1, *answering], known)
     if is_certain:
         assert found(says, known) is None
         return
@@ -92,13 +109,13 @@ def test_most_replicas_must_answer(replicas: list[int], answering: list[int], is
 def test_a_broker_that_does_not_know_the_topic_says_nothing() -> None:
     without = replace(KNOWN, topics={"state": TopicMetadata("state", 3, bytes(16), False, {})})
     with pytest.raises(TimedOutError, match="its replicas on 2, 3 did not answer"):
-        found({2: without, 3: without})
+        found({1: KNOWN, 2: without, 3: without})
 
 
 def test_another_topic_of_the_name_may_be_the_newer_one() -> None:
     other = replace(KNOWN, topics={"state": replace(KNOWN.topics["state"], topic_id=bytes(15) + b"\x01")})
     with pytest.raises(TimedOutError, match="broker 3 knows another topic of this name"):
-        found({2: SAME, 3: other})
+        found({1: SAME, 2: SAME, 3: other})
 
 
 def test_without_a_leader_all_replicas_are_asked() -> None:

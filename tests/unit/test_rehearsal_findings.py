@@ -155,11 +155,16 @@ def test_clocks_are_off_in_both_directions() -> None:
         (40, 60, 121, True),
         (51, 80, 50, True),
         (None, None, 0, True),
-        (None, None, None, False),
     ],
 )
 def test_a_loss_is_misreported(least: int | None, most: int | None, counted: int | None, is_misreported: bool) -> None:
     assert bool(list(loss_misreported(least, most, counted))) == is_misreported
+
+
+def test_a_loss_that_could_not_be_counted_is_a_warning() -> None:
+    for least, most in ((0, 10), (None, None)):
+        (found,) = loss_misreported(least, most, None)
+        assert (found.level, found.kind, found.subject) == (FindingLevel.WARN, Kind.UNKNOWN, "loss")
 
 
 def test_what_was_lost_is_not_counted_if_one_partition_does_not_say_how_far_it_was_mirrored() -> None:

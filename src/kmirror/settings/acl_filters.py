@@ -136,6 +136,8 @@ def parse_acl_filters(key: str, text: str) -> AclFilters:
     filters = document.pop("aclFilters", None) if isinstance(document, dict) else None
     if not isinstance(filters, list) or document:
         raise UsageError(f"{key} is not an object with a list aclFilters and nothing else", _HINT)
+    if not filters:
+        raise UsageError(f"{key} has no filter in aclFilters, which would select no ACL", _HINT)
     return AclFilters(tuple(dict.fromkeys(_filter(key, one) for one in filters)))
 
 

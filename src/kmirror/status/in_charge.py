@@ -19,7 +19,7 @@ What is not certain is None, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -91,6 +91,8 @@ class SeenCluster:
     first_seen_at: float = 0.0
     holdings: Mapping[str, HeldTopic] = field(default_factory=dict)
     since: Mapping[str, float] = field(default_factory=dict)
+    #: Its mirrors' topics, by mirror and by each name, here and at the source.
+    named: Mapping[tuple[str, str], Sequence[TopicRecord]] = field(default_factory=dict)
     #: Why what it has answered since then does not count.
     doubt: str = ""
 
@@ -111,12 +113,15 @@ class SeenCluster:
     ) -> SeenCluster:
         """Return what is known after another answer; after a gap, or of another cluster, nothing was known before."""
         if self.state is None or cluster_id != self.cluster_id or not self.is_fresh(asked_at):
-            first = holdings_in(state)
-            return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, seen_at, first)
-        found: Mapping[str, HeldTopic] = self.holdings if _has_same_topics(self.state, state) else holdings_in(state)
-        changed = {} if found is self.holdings else _changed(self.holdings, found)
+            first, named = holdings_in(state), _named_in(state)
+            return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, seen_at, first, named=named)
+        seen = replace(self, bootstrap_servers=bootstrap_servers, state=state, asked_at=asked_at, doubt="")
+        if _has_same_topics(self.state, state):
+            return seen
+        found = holdings_in(state)
+        changed = _changed(self.holdings, found)
         since = {**self.since, **dict.fromkeys(changed, seen_at)} if changed else self.since
-        return SeenCluster(self.name, cluster_id, bootstrap_servers, state, asked_at, self.first_seen_at, found, since)
+        return replace(seen, holdings=found, since=since, named=_named_in(state))
 
 
 def _has_same_topics(one: State, other: State) -> bool:
@@ -136,6 +141,15 @@ def holdings_in(state: State) -> dict[str, HeldTopic]:
             holding = _holding_of(mirror, record)
             if _rank(holding) > _rank(found.get(record.topic, _NOTHING)):
                 found[record.topic] = holding
+    return found
+
+
+def _named_in(state: State) -> dict[tuple[str, str], list[TopicRecord]]:
+    found: dict[tuple[str, str], list[TopicRecord]] = {}
+    for mirror in state.mirrors:
+        for record in state.topics(mirror.name):
+            for name in {record.topic, record.source_topic}:
+                found.setdefault((mirror.name, name), []).append(record)
     return found
 
 
@@ -197,14 +211,13 @@ def _links(
         record = home.state.mirror(mirror) if home.state is not None else None
         if home.state is None or record is None:
             continue
-        topics = (one for one in home.state.topics(mirror) if one.stop_reason is not Reason.REMOVED)
+        named = home.state.topics(mirror) if topic is None else home.named.get((mirror, topic), ())
+        topics = (one for one in named if one.stop_reason is not Reason.REMOVED)
         if home is own:
             yield from (EndTopic(one.topic) for one in topics if topic in (None, one.topic))
         elif own.cluster_id is not None and record.source_cluster_id == own.cluster_id:
             yield from (
-                EndTopic(one.source_topic, CopyElsewhere(home, one.topic, _holding_of(record, one)))
-                for one in topics
-                if topic in (None, one.source_topic, one.topic)
+                EndTopic(one.source_topic, CopyElsewhere(home, one.topic, _holding_of(record, one))) for one in topics
             )
 
 

@@ -68,8 +68,9 @@ def newer_leader(
     """Return what a broker knows of a newer leader than that of `known`; None if no replica's broker knows of one.
 
     A leader that is cut off from the controllers names itself; the brokers of the other replicas learn of an election
-    from the controllers. Most replicas must answer, the leader counted: one that is down, or being restarted, hides
-    nothing then. What stays hidden is a newer leader that does not answer us, while all that do are cut off.
+    from the controllers. A newer leader was in sync when the connection was lost, and a leader that is cut off cannot
+    take it from that list. So every replica that any of them calls in sync must answer, the leader as well, and with
+    three or more most of all: Kafka 4 also elects some that were in sync before. One that is stopped is not on it.
 
     Raises:
         TimedOutError: too many do not answer, or the topic was created again.
@@ -78,12 +79,13 @@ def newer_leader(
     ours = topic.partitions.get(partition.partition)
     if ours is None:
         raise TimedOutError(f"who leads {partition} is not certain")
-    others = sorted({*ours.replicas} - {ours.leader_id})
-    asked = [known.brokers[node_id] for node_id in others if node_id in known.brokers]
+    if {*ours.replicas} == {ours.leader_id}:
+        return None
+    asked = [known.brokers[node_id] for node_id in sorted(ours.replicas) if node_id in known.brokers]
     wait, question = min(seconds, _LAST_S), metadata_codec.exchange([partition.topic])
-    found = list(zip(asked, client.ask_each(asked, question, timeout=wait) if asked else (), strict=True))
+    found = list(zip(asked, client.ask_each(asked, question, timeout=wait), strict=True))
     what = f"whether broker {ours.leader_id} still leads {partition} is not certain"
-    newest, answer, heard = ours.leader_epoch, None, set[int]()
+    newest, answer, heard, in_sync = ours.leader_epoch, None, set[int](), {*ours.in_sync_replicas}
     for broker, one in found:
         there = one.topics.get(partition.topic) if one is not None else None
         theirs = there.partitions.get(partition.partition) if there is not None and not there.error_code else None
@@ -92,10 +94,12 @@ def newer_leader(
         if there.topic_id != topic.topic_id:
             raise TimedOutError(f"{what}: broker {broker.node_id} knows another topic of this name")
         heard.add(broker.node_id)
+        in_sync.update(theirs.in_sync_replicas)
         if theirs.leader_epoch > newest:
             newest, answer = theirs.leader_epoch, one
-    silent = [str(node_id) for node_id in others if node_id not in heard]
-    if answer is None and 2 * len(silent) >= len(ours.replicas):
-        who = f"its {'replica' if len(silent) == 1 else 'replicas'} on {', '.join(silent)} did not answer"
+    silent = [node_id for node_id in sorted(ours.replicas) if node_id not in heard]
+    has_few = len(ours.replicas) > 2 and 2 * len(silent) >= len(ours.replicas)
+    if answer is None and (has_few or not in_sync.isdisjoint(silent)):
+        who = f"its {'replica' if len(silent) == 1 else 'replicas'} on {', '.join(map(str, silent))} did not answer"
         raise TimedOutError(f"{what}: {who}")
     return answer

@@ -47,9 +47,10 @@ IN_CHARGE: Table[EndInCharge] = Table(
 
 #: A mirror, and one of its topics or all.
 _Question = tuple[str, str | None]
-#: How long a question is remembered that no one asks, in seconds, and the most that are about single topics. Mirrors
-#: are as many as operators have made; of topics anyone may ask for thousands, and each costs time at every read.
-_FORGET_S, _MOST_TOPICS = 600.0, 256
+#: What is known of the clusters; other facts are another object.
+_Facts = list[object]
+#: How long a question is remembered that no one asks, in seconds. There are as many as mirrors and their topics.
+_FORGET_S = 600.0
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class _Asked:
     #: The id of the cluster that was last certain to be in charge.
     last: str | None = None
     #: By cluster, the last verdict, and what it was reached from.
-    verdicts: dict[str, tuple[list[object], ChargeVerdict]] = field(default_factory=dict)
+    verdicts: dict[str, tuple[_Facts, ChargeVerdict]] = field(default_factory=dict)
 
 
 class ChargeKeeper:
@@ -69,8 +70,8 @@ class ChargeKeeper:
     def __init__(self, names: Iterable[str]) -> None:
         self._lock = threading.Lock()
         self._clusters = {name: SeenCluster(name) for name in names}
-        #: In the order in which they were last asked.
         self._asked: dict[_Question, _Asked] = {}
+        self._facts: _Facts = []
 
     def take(self, name: str, cluster_id: str, bootstrap_servers: str, state: State, asked_at: float) -> None:
         """Take a cluster's whole state; `asked_at` is when its first request was sent (`engine.clock.now`).
@@ -82,8 +83,9 @@ class ChargeKeeper:
             self._clusters[name] = self._clusters[name].after(cluster_id, bootstrap_servers, state, asked_at, at)
             for question in [one for one, asked in self._asked.items() if at - asked.at > _FORGET_S]:
                 del self._asked[question]
+            facts = self._facts_at(at)
             for question, asked in self._asked.items():
-                self._remember(question, asked, at)
+                self._remember(question, asked, at, facts)
 
     def doubt(self, name: str, why: str) -> None:
         """Take it that a cluster has answered, but not certainly with everything that was committed by then."""
@@ -98,21 +100,22 @@ class ChargeKeeper:
             clusters, is_known = list(self._clusters.values()), question in self._asked
         if is_known or ends_of(clusters, mirror, topic):
             with self._lock:
-                asked = self._ask(question, at)
-                found = self._verdict(question, asked, name, at)
-                self._remember(question, asked, at)
+                asked, facts = self._asked.setdefault(question, _Asked(at)), self._facts_at(at)
+                asked.at = at
+                found = self._verdict(question, asked, name, at, facts)
+                self._remember(question, asked, at, facts)
                 last = asked.last
         else:
             found = who_is_in_charge(clusters, mirror, name, at, topic)
         cluster = self._clusters.get(name, SeenCluster(name))
-        is_last = or_last and found.in_charge is None
+        is_last = or_last and found.in_charge is None and last is not None
         return EndInCharge(
             mirror=mirror,
             topic=topic,
             cluster=name,
             cluster_id=cluster.cluster_id,
             bootstrap_servers=cluster.bootstrap_servers,
-            in_charge=last is not None and last == cluster.cluster_id if is_last else found.in_charge,
+            in_charge=last == cluster.cluster_id if is_last else found.in_charge,
             reason=f"as last known, because now {found.why}" if is_last else found.why,
             as_of=None if cluster.asked_at is None else epoch_ms(cluster.asked_at),
             is_last=is_last,
@@ -131,31 +134,25 @@ class ChargeKeeper:
         """The names of the clusters."""
         return list(self._clusters)
 
-    def _ask(self, question: _Question, at: float) -> _Asked:
-        """Note that a question is asked; of topics, the one that was not asked for the longest time makes room."""
-        asked = self._asked.pop(question, None) or _Asked(at)
-        asked.at = at
-        self._asked[question] = asked
-        topics = [one for one in self._asked if one[1] is not None]
-        if len(topics) > _MOST_TOPICS:
-            del self._asked[topics[0]]
-        return asked
+    def _facts_at(self, at: float) -> _Facts:
+        clusters = self._clusters.values()
+        facts: _Facts = [x for one in clusters for x in (one.holdings, one.since, one.is_fresh(at), one.doubt)]
+        if len(facts) != len(self._facts) or not all(map(is_, facts, self._facts)):
+            self._facts = facts
+        return self._facts
 
-    def _remember(self, question: _Question, asked: _Asked, at: float) -> None:
+    def _remember(self, question: _Question, asked: _Asked, at: float, facts: _Facts) -> None:
         for name, cluster in self._clusters.items():
-            verdict = self._verdict(question, asked, name, at).in_charge
+            verdict = self._verdict(question, asked, name, at, facts).in_charge
             if verdict:
                 asked.last = cluster.cluster_id
             elif verdict is False and asked.last == cluster.cluster_id:
                 asked.last = None
 
-    def _verdict(self, question: _Question, asked: _Asked, name: str, at: float) -> ChargeVerdict:
-        clusters = list(self._clusters.values())
-        facts: list[object] = [x for one in clusters for x in (one.holdings, one.since, one.is_fresh(at), one.doubt)]
-        before, found = asked.verdicts.get(name, ([], ChargeVerdict(None, "")))
-        is_same = len(before) == len(facts) and all(map(is_, before, facts))
-        if not is_same or (found.until is not None and at >= found.until):
+    def _verdict(self, question: _Question, asked: _Asked, name: str, at: float, facts: _Facts) -> ChargeVerdict:
+        before, found = asked.verdicts.get(name, (None, ChargeVerdict(None, "")))
+        if before is not facts or (found.until is not None and at >= found.until):
             mirror, topic = question
-            found = who_is_in_charge(clusters, mirror, name, at, topic)
+            found = who_is_in_charge(list(self._clusters.values()), mirror, name, at, topic)
             asked.verdicts[name] = facts, found
         return found
