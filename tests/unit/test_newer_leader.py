@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import (
+    Broker,
+    ClusterMetadata,
+    LeaderAddress,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topics.leaders import newer_leader
+from kmirror.cluster.topics.leaders import is_older, newer_leader
 from kmirror.errors import TimedOutError
 
 PARTITION = TopicPartition("state", 0)
@@ -22,6 +29,12 @@ def metadata(leader: int | None, epoch: int, replicas: Iterable[int] = (1, 2, 3)
     nodes = tuple(replicas)
     topic = TopicMetadata("state", 0, bytes(16), False, {0: PartitionMetadata(0, 0, leader, epoch, nodes, nodes)})
     return ClusterMetadata("A", 1, {node: Broker(node, "h", node) for node in (1, 2, 3, 4)}, {"state": topic})
+
+
+def address(found: ClusterMetadata) -> LeaderAddress:
+    leader = found.leader_address(PARTITION)
+    assert leader is not None
+    return leader
 
 
 KNOWN = metadata(1, 5)
@@ -51,6 +64,23 @@ def test_no_one_knows_a_newer_one() -> None:
     brokers = Brokers({2: SAME, 3: metadata(9, 4)})
     assert newer_leader(brokers, PARTITION, KNOWN, 1) is None
     assert brokers.asked == [[2, 3]], "one request to each other replica, and to no one else"
+
+
+@pytest.mark.parametrize(
+    ("read", "is_out_of_date"),
+    [
+        (address(KNOWN), False),
+        (address(metadata(2, 6)), False),
+        (address(metadata(2, 4)), True),
+        (address(KNOWN)._replace(topic_id=b"another topic id"), True),
+        (address(KNOWN)._replace(leader_epoch=-1), False),
+        (None, True),
+    ],
+    ids=["the leader", "a newer one", "an older one", "of another topic", "one without an epoch", "none"],
+)
+def test_what_was_read_from_an_older_leader_is_out_of_date(read: LeaderAddress | None, is_out_of_date: bool) -> None:
+    assert is_older(PARTITION, read, KNOWN) is is_out_of_date
+    assert not is_older(PARTITION, read, metadata(None, 6))
 
 
 def test_a_single_replica_needs_no_question() -> None:
