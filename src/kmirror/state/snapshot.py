@@ -45,7 +45,7 @@ def unreadable_error(record: Unknown) -> RefusedError:
     """Return the error for a mirror with this record, which is left alone."""
     return RefusedError(
         f"the stored record {list(record.key)} cannot be read: {record.problem}",
-        "use the kmirror version that wrote it, or a newer one",
+        "use the kmirror version that wrote it, or a newer one; if none wrote it, remove it with a tombstone",
         Reason.STATE_UNREADABLE,
     )
 
