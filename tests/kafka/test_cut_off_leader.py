@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,17 +20,25 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.reports.control import LaneControl
+from kmirror.engine.lane.reports.row_reports import RowChanges
+from kmirror.engine.lane.reports.state_log import StateLog
+from kmirror.engine.spec import LaneSpec
 from kmirror.errors import KmirrorError, OutcomeUnknown, TimedOutError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.ends_in_charge import in_charge
 from kmirror.ops.stop.failover import failover
+from kmirror.state.engine_identity import EngineIdentity
 from kmirror.state.internal_topics import STATE_TOPIC, STATE_TOPIC_SETTINGS
-from kmirror.state.records import DesiredState
-from kmirror.state.snapshot import State
+from kmirror.state.lease import Lease
+from kmirror.state.lock import transact
+from kmirror.state.records import DesiredState, Incarnation
+from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline
+from kmirror.state.writer import StateWriter, decide_and_write
 from kmirror.status.in_charge import SETTLED_S
 from kmirror.web.watched_cluster import WatchedCluster
 from kmirror_sandbox import cluster_spec
@@ -37,7 +46,7 @@ from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, freeze, unique_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 from tests.support.stores import state_store
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 _PARTITION = TopicPartition(STATE_TOPIC, 0)
 
@@ -155,6 +164,105 @@ def test_what_a_former_leader_says_is_not_believed(source_cluster: SandboxCluste
             another.read_certain(Deadline(10))
         assert f"its replicas on 1, {newer.node_id} did not answer" in str(doubt.value)
     assert is_stopped(certain(store), mirror)
+
+
+@pytest.mark.slow
+def test_nothing_is_stored_that_was_decided_by_what_a_former_leader_says(
+    source_cluster: SandboxCluster, split: SandboxCluster
+) -> None:
+    """A writer that was opened through the new leader, as the store of a long command still reads from the former."""
+    mirror = copied(source_cluster, split)
+    wait_until(lambda: all_in_sync(split))
+    opened, seen = list[StateWriter](), list[bool]()
+    with ExitStack() as left:
+
+        def open_writer(destination: Destination) -> None:
+            writer = StateWriter(destination.store, "operator", mirror)
+            left.callback(writer.close)
+            wait_until(lambda: is_open(writer))
+            opened.append(writer)
+
+        former, newer = left.enter_context(moved_behind_the_back(split, mirror, open_writer))
+        (writer,) = opened
+        store = writer._store = state_store(at(former))
+
+        def pause(state: State) -> Changes:
+            (topic,) = state.topics(mirror)
+            seen.append(topic.desired is DesiredState.STOPPED)
+            if not seen[-1]:
+                # as it is read, what was read is out of date; then all is well again
+                split.signal(split.brokers[0].node_id, signal.SIGCONT)
+                wait_until(lambda: leader_of_state(former) == newer.node_id)
+            return Changes((replace(topic, desired=DesiredState.PAUSED),)) if not seen[-1] else Changes()
+
+        assert decide_and_write(store, writer, pause, Deadline(PATIENCE_S)) == Changes()
+        assert seen == [False, True]
+        assert is_stopped(certain(store), mirror)
+
+
+def is_open(writer: StateWriter) -> bool:
+    """Try to open a writer, which a broker that was frozen a moment ago may prevent; return whether it is open."""
+    with suppress(KmirrorError):
+        writer.open(Deadline(30))
+    return writer.is_open
+
+
+@pytest.mark.slow
+def test_elections_do_not_keep_commands_and_engines_from_writing(
+    source_cluster: SandboxCluster, split: SandboxCluster
+) -> None:
+    mirror = copied(source_cluster, split)
+    store = state_store(properties_of(split))
+    lease = Lease.acquire(state_store(properties_of(split)), mirror, EngineIdentity.of_this_process())
+    for number in range(4):
+        wait_until(lambda: all_in_sync(split))
+        leader_id = leader_of_state(split.brokers[0])
+        assert leader_id is not None
+        freeze(split, leader_id)
+        try:
+            wait_until(lambda before=leader_id: leader_of_state(split.brokers[0]) not in (None, before))  # type: ignore[misc]
+            transact(store, mirror, lambda state, at=number: renamed(state, mirror, at), PATIENCE_S)  # type: ignore[misc]
+            lease.heartbeat({0: Incarnation(number, 0)}, timeout=PATIENCE_S)
+        finally:
+            split.signal(leader_id, signal.SIGCONT)
+        state = certain(state_store(properties_of(split)))
+        assert renamed(state, mirror, number).records == (state.mirror(mirror),)
+        assert state.engine(mirror) == lease.record
+    lease.close()
+
+
+def renamed(state: State, mirror: str, number: int) -> Changes:
+    found = state.mirror(mirror)
+    assert found is not None
+    return Changes((replace(found, created_by=f"eve{number}@ops"),))
+
+
+@pytest.mark.slow
+def test_a_lane_does_not_write_on_by_what_a_former_leader_says(
+    source_cluster: SandboxCluster, split: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmirror.engine.lane.reports.control._ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
+    mirror = copied(source_cluster, split)
+    wait_until(lambda: all_in_sync(split))
+    lease = Lease.acquire(state_store(properties_of(split)), mirror, EngineIdentity.of_this_process())
+    lease.heartbeat({0: Incarnation(1, 0)}, timeout=PATIENCE_S)
+    with moved_behind_the_back(split, mirror) as (former, _):
+        lane = LaneControl(
+            LaneSpec(mirror, 0, 1, lease.lease_id, {}, {}, (), 5_000, False, 1_000),
+            0,
+            StateLog(client_config(at(former))),
+            lambda: RowChanges({}, frozenset()),
+            lambda _: None,
+        )
+        lane.start()
+        try:
+            wait_until(lambda: lane.deadline)
+            wait_until(lambda: lane.ended)
+        finally:
+            lane.stop(final_report=False)
+        assert lane.ended is not None
+        assert lane.ended[0] == "FENCED"
+    lease.close()
 
 
 @pytest.mark.slow

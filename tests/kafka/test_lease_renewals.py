@@ -108,6 +108,7 @@ def test_only_what_is_new_takes_a_transaction(store: StateStore, sender: LoneBat
 def test_a_connection_on_which_something_is_sent_at_the_end_is_closed_then(store: StateStore, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
     lease.heartbeat(LANES)
+    assert engine_of(store, name) == lease.record  # until the marker is written, leaders refuse a renewal
     renewal = lease.renewal(lease.next_record(LANES))
     assert renewal is not None
     batch, closed, ended = renewal.batch, threading.Event(), list[object]()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.state.engine_findings import JobFailure
 from kmirror.state.engine_identity import EngineIdentity, FencedByCommandError
 from kmirror.state.event_records import Event
 from kmirror.state.lease import Lease, end_lease
@@ -115,8 +116,10 @@ def test_a_heartbeat_writes_everything_in_one_transaction(store: StateStore, nam
     lease.heartbeat({0: Incarnation(1, 0)}, tombstones=(partition(name, 1, 6).key,), stopping=True)
     assert engine_of(store, name).state is EngineState.STOPPING
     assert store.read().partitions(name, "orders") == (partition(name, 0, 5),)
+    lease.record = replace(lease.record, failing_jobs={"rights": JobFailure(1, "no right")})
     lease.release((partition(name, 0, 9),))
     assert engine_of(store, name).state is EngineState.RELEASED
+    assert engine_of(store, name).failing_jobs is None
     assert store.read().partition(name, "orders", 0) == partition(name, 0, 9)
 
 

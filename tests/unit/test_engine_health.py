@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.health import MirrorHealth
-from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
+from kmirror.errors import Reason
+from kmirror.state.engine_findings import JobFailure
+from kmirror.state.records import (
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    PartitionState,
+    ProgressRecord,
+    ProgressRow,
+    TopicOrigin,
+    TopicRecord,
+)
+from kmirror.state.snapshot import State
 from kmirror.status.engine_health import no_workers_text
+from kmirror.status.lasting_troubles import failing_job_notes
 
 P0 = TopicPartition("t", 0)
 ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
@@ -18,6 +33,29 @@ def report_of(row: ProgressRow = ROW, time_ms: int = 50_000, seen_within_ms: int
 def report(health: MirrorHealth, row: ProgressRow, at: float, time_ms: int = 50_000) -> None:
     # the worker's clock is another one than the engine's
     health.take_row(P0, report_of(row, time_ms), row, at)
+
+
+FAILING = {"group offsets": JobFailure(1_000, "no right"), "discovery": JobFailure(2_000, "no answer")}
+ENGINE = EngineRecord(
+    "m", "l", EngineState.RUNNING, "h", "b", 1, 1, None, "local", 0, 60_000, 5_000, failing_jobs=FAILING
+)
+
+
+def failing(engine: EngineRecord = ENGINE, *topics: DesiredState, now_ms: int = 61_000) -> list[str]:
+    """Return which jobs are said to fail, of a mirror with such topics."""
+    records = [TopicRecord("m", f"t{n}", "t", None, None, one, 1, TopicOrigin.CREATED) for n, one in enumerate(topics)]
+    return [note.split(": ")[1] for note in failing_job_notes(State.of([engine, *records]), "m", now_ms)]
+
+
+def test_a_job_fails_for_as_long_as_an_engine_says_so_and_there_is_something_to_do() -> None:
+    new_topics = "new topics of the source are not found since 1970-01-01T00:00:02Z"
+    both = [new_topics, "group offsets are not synced since 1970-01-01T00:00:01Z"]
+    assert failing() == both
+    assert failing(ENGINE, DesiredState.STOPPED, DesiredState.PAUSED) == both
+    assert failing(ENGINE, DesiredState.STOPPED, DesiredState.STOPPED) == [new_topics]
+    assert failing(ENGINE, now_ms=200_000) == []
+    assert failing(replace(ENGINE, state=EngineState.RELEASED)) == []
+    assert failing(replace(ENGINE, source_reason=Reason.SOURCE_UNREACHABLE)) == []
 
 
 def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import (
+    Broker,
+    ClusterMetadata,
+    LeaderAddress,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topics.leaders import newer_leader
+from kmirror.cluster.topics.leaders import is_older, newer_leader
 from kmirror.errors import TimedOutError
 
 PARTITION = TopicPartition("state", 0)
@@ -25,6 +32,12 @@ def metadata(
     partition = PartitionMetadata(0, 0, leader, epoch, nodes, nodes if in_sync is None else tuple(in_sync))
     topic = TopicMetadata("state", 0, bytes(16), False, {0: partition})
     return ClusterMetadata("A", 1, {node: Broker(node, "h", node) for node in (1, 2, 3, 4)}, {"state": topic})
+
+
+def address(found: ClusterMetadata) -> LeaderAddress:
+    leader = found.leader_address(PARTITION)
+    assert leader is not None
+    return leader
 
 
 KNOWN = metadata(1, 5)
@@ -61,6 +74,23 @@ def test_the_leader_knows_best_who_is_in_sync() -> None:
     assert found({1: before, 2: before}, before) is None
     with pytest.raises(TimedOutError, match="its replica on 3 did not answer"):
         found({1: KNOWN, 2: before}, before)
+
+
+@pytest.mark.parametrize(
+    ("read", "is_out_of_date"),
+    [
+        (address(KNOWN), False),
+        (address(metadata(2, 6)), False),
+        (address(metadata(2, 4)), True),
+        (address(KNOWN)._replace(topic_id=b"another topic id"), True),
+        (address(KNOWN)._replace(leader_epoch=-1), False),
+        (None, True),
+    ],
+    ids=["the leader", "a newer one", "an older one", "of another topic", "one without an epoch", "none"],
+)
+def test_what_was_read_from_an_older_leader_is_out_of_date(read: LeaderAddress | None, is_out_of_date: bool) -> None:
+    assert is_older(PARTITION, read, KNOWN) is is_out_of_date
+    assert not is_older(PARTITION, read, metadata(None, 6))
 
 
 def test_a_single_replica_needs_no_question() -> None:

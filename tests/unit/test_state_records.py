@@ -3,12 +3,14 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from kmirror.errors import Reason
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.assignment import Assignment, Recovery
+from kmirror.state.engine_findings import Lacking
 from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
 from kmirror.state.lane_change_record import LaneChangeRecord
@@ -246,6 +248,7 @@ ENGINE = EngineRecord(
     connections=32,
     buffer_bytes=8_388_608,
 )
+LACKING = replace(ENGINE, lacking={"orders": Lacking(12, None, "no right")})
 HISTORY = HistoryRecord(
     "m",
     489_000,
@@ -489,6 +492,59 @@ def test_what_cannot_be_read_is_kept_and_says_why(
     assert problem in found.problem
 
 
+def planted(record: Record, was: bytes, **now: int) -> tuple[bytes, bytes]:
+    """Return a record's key and value with another number, as any client that may write the topic can store it."""
+    key, value = encode(record)
+    ((name, number),) = now.items()
+    before, after = b'"%s":%s' % (name.encode(), was), b'"%s":%d' % (name.encode(), number)
+    assert before in value
+    return key, value.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        planted(TOPIC, b"8", partitions=100_001),
+        planted(TOPIC, b"8", partitions=-1),
+        (b'["partition","m","orders",100001]', encode(PARTITION)[1]),
+        (b'["partition","m","orders",-1]', encode(PARTITION)[1]),
+        planted(PARTITION, b"7", first_offset=1 << 63),
+        planted(PARTITION, b"4611686018427387904", producer_id=1 << 63),
+        planted(PARTITION, b"0", producer_epoch=1 << 15),
+        planted(PARTITION, b"4", coordinator_epoch=1 << 31),
+        planted(PROGRESS, b"1", pages=100_001),
+        planted(ENGINE, b"10000", ttl_ms=600_001),
+        planted(ENGINE, b"0", settle_ms=600_001),
+        planted(ENGINE, b"0", settle_ms=-1),
+        *(
+            (encode(record)[0], encode(record)[1].replace(old, new))
+            for record, old, new in (
+                (CLAIM, b'{"0":7', b'{"100001":7'),
+                (CLAIM, b'{"0":7', b'{"-1":7'),
+                (ENGINE, b'{"10":4}', b'{"9223372036854775808":4}'),
+                (LACKING, b"[12,", b"[100001,"),
+                (LACKING, b"[12,", b"[-1,"),
+            )
+        ),
+    ],
+)
+def test_numbers_that_would_be_counted_up_to_or_waited_for_are_unreadable(key: bytes, value: bytes) -> None:
+    assert (key, value) not in [stored[1:] for stored in STORED]
+    assert isinstance(decode(key, value), Unknown)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a" * 250, "a\n", "*"])
+def test_a_topic_that_kafka_cannot_have_is_unreadable(name: str) -> None:
+    assert isinstance(decode(*encode(replace(TOPIC, topic=name))), Unknown)
+    assert isinstance(decode(*encode(replace(TOPIC, source_topic=name))), Unknown)
+
+
+@pytest.mark.parametrize("name", ["a", "...", "a.b_c-D", "a" * 249])
+def test_a_topic_that_kafka_can_have_is_read(name: str) -> None:
+    record = replace(TOPIC, topic=name, source_topic=name)
+    assert decode(*encode(record)) == record
+
+
 CELLS: tuple[object, ...] = (
     None,
     0,
@@ -502,9 +558,14 @@ CELLS: tuple[object, ...] = (
     "LOOP",
     [],
     {},
-    1 << 126,
-    1 << 127,
-    -(1 << 127),
+    100_000,
+    100_001,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 63) - 1,
+    1 << 63,
+    -(1 << 63),
+    -(1 << 64),
 )
 
 

@@ -77,7 +77,9 @@ def test_a_mirror_with_a_record_of_a_newer_version_is_not_to_be_changed() -> Non
     state.require_readable("a")  # a merely unknown kind does not prevent it
     with pytest.raises(RefusedError, match=r"\['partition', 'b', 'x', 0\] .* schema version is 2") as refused:
         state.require_readable("b")
-    assert refused.value.hint == "use the kmirror version that wrote it, or a newer one"
+    assert refused.value.hint == (
+        "use the kmirror version that wrote it, or a newer one; if none wrote it, remove it with a tombstone"
+    )
     assert refused.value.reason is Reason.STATE_UNREADABLE
     assert [record.key for record in state.unreadable()] == [("partition", "b", "x", 0)]
 

@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, Fetch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import Exchange, FrameError, format_topic_id
-from kmirror.cluster.topics.leaders import newer_leader
+from kmirror.cluster.topics.leaders import is_older, newer_leader
 from kmirror.errors import OutcomeUnknown, UnreachableError
 
 #: All that one answer may have: one answer brings the whole of a usual topic.
@@ -45,12 +45,22 @@ class CommittedReader:
     Nothing is repeated: None says that there was no useful answer.
     """
 
-    def __init__(self, client: ClusterClient, partition: TopicPartition, known: ClusterMetadata | None = None) -> None:
+    def __init__(
+        self,
+        client: ClusterClient,
+        partition: TopicPartition,
+        known: ClusterMetadata | None = None,
+        answered_epoch: int | None = None,
+    ) -> None:
         self._client = client
         self._partition = partition
         #: What the leader goes by that was last asked for its end.
         self._known = known
         self._leader: LeaderAddress | None = None if known is None else known.leader_address(partition)
+        #: Who led when it was last asked for its end, by whoever answered: at `known`, a leader with `answered_epoch`.
+        self.asked: LeaderAddress | None = None
+        if self._leader is not None and answered_epoch is not None:
+            self.asked = self._leader._replace(leader_epoch=answered_epoch)
         #: The id of the topic that `look` saw.
         self._topic_id: bytes | None = None
 
@@ -74,7 +84,7 @@ class CommittedReader:
         end = ends.get(self._partition)
         if end is None or end.error_code or end.offset is None:
             return None
-        self._leader, self._topic_id = leader, leader.topic_id
+        self._leader, self._topic_id, self.asked = leader, leader.topic_id, leader
         self._know(known)
         return Look(format_topic_id(leader.topic_id), end.offset, offset, self._part(fetched))
 
@@ -86,11 +96,18 @@ class CommittedReader:
         """
         if self._known is None:
             return False
-        newer = newer_leader(self._client, self._partition, self._known, timeout)
+        newer: ClusterMetadata | None = self._known
+        if not is_older(self._partition, self.asked, self._known):
+            newer = newer_leader(self._client, self._partition, self._known, timeout)
         if newer is not None:
-            self._know(newer)
-            self._leader = newer.leader_address(self._partition)
+            self.follow(newer)
         return newer is not None
+
+    def follow(self, found: ClusterMetadata) -> None:
+        """Ask the leader that is named here from now on, unless the one that was asked is as new."""
+        if is_older(self._partition, self.asked, found):
+            self._know(found)
+            self._leader = found.leader_address(self._partition)
 
     def fetch(self, offset: int, timeout: float, max_wait_ms: int) -> FetchedPartition | None:
         """Fetch from the topic that `look` saw; the leader may wait for more to come.

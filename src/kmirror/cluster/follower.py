@@ -10,9 +10,10 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedAlone, FetchTarget
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.errors import BrokerError, OutcomeUnknown
+from kmirror.cluster.topics.leaders import newer_leader
+from kmirror.errors import BrokerError, OutcomeUnknown, TimedOutError
 
 _FETCH_BYTES = 4 << 20
 _GRACE_SECONDS = 5.0
@@ -50,6 +51,9 @@ class PartitionFollower:
         self._offset: int | None = None
         self._connection: Connection | None = None
         self._target: FetchTarget | None = None
+        #: By what the leader is followed; and what is known of a newer one, which is followed next.
+        self._known: ClusterMetadata | None = None
+        self._newer: ClusterMetadata | None = None
 
     def close(self) -> None:
         """Close the connection; the next poll opens another."""
@@ -68,6 +72,21 @@ class PartitionFollower:
         except BaseException:
             self.close()
             raise
+
+    def is_certain(self, seconds: float) -> bool:
+        """Return whether the leader that was polled still is one, by what the brokers of the other replicas know.
+
+        If they know of a newer one, that is polled from now on. A leader that is cut off from its cluster answers as
+        before, and its log does not grow.
+        """
+        try:
+            if self._known is not None:
+                self._newer = newer_leader(self._client, self._partition, self._known, seconds)
+        except TimedOutError:
+            return False
+        if self._newer is not None:
+            self.close()
+        return self._known is not None and self._newer is None
 
     def _poll(self, max_wait_ms: int) -> PollResult:
         if self._connection is None or self._target is None or self._connection.must_be_replaced:
@@ -94,7 +113,8 @@ class PartitionFollower:
         return PollResult(records, reached_end=not is_silent and end is not None and self._offset >= end)
 
     def _open(self) -> tuple[Connection, FetchTarget]:
-        leader = self._client.metadata([self._partition.topic]).leader_address(self._partition)
+        self._known, self._newer = self._newer or self._client.metadata([self._partition.topic]), None
+        leader = self._known.leader_address(self._partition)
         if leader is None:
             raise OutcomeUnknown(f"{self._partition} has no leader")
         if self._offset is None:

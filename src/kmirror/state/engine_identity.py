@@ -23,6 +23,8 @@ HEARTBEAT_S = 1.0
 #: How long to wait for the next heartbeat before an engine may count as dead, and how often to check.
 _WATCH_S = 1.5 * HEARTBEAT_S
 _POLL_S = 0.25
+#: An engine without a heartbeat for this long has no lanes left, whatever its record says of its lease.
+_LONGEST_WATCH_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
 def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float) -> None:
     # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock, unless that is behind
     is_ahead = found.last_seen_ms > now_ms()
-    watch = Deadline(found.ttl_ms / 1000 if is_ahead else _WATCH_S)
+    watch = Deadline(min(found.ttl_ms / 1000, _LONGEST_WATCH_S) if is_ahead else _WATCH_S)
     while not watch.passed:
         time.sleep(_POLL_S)
         seen = store.read(timeout).engine(found.mirror)

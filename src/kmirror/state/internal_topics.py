@@ -59,6 +59,14 @@ def losing_policy(config: ClientConfig, topic: str, settings: TopicSettings) -> 
     return RefusedError(f"topic {topic} has cleanup.policy={has}, which would lose kmirror's state", hint)
 
 
+def needs_one_partition(topic: str, count: int) -> RefusedError:
+    """Return the error for an internal topic that another client made with several partitions."""
+    return RefusedError(
+        f"topic {topic} exists with {count} partitions, but kmirror needs one",
+        f"its first partition is empty: if nothing needs it, delete {topic} and start again",
+    )
+
+
 class StateLostError(RefusedError):
     """The state topic lacks records: which mirrors there are is unknown."""
 

@@ -226,7 +226,13 @@ class Lease:
     def release(self, records: tuple[Record, ...] = (), events: tuple[Event, ...] = ()) -> None:
         """End the lease after every lane has ended: the successor may write at once. Raises as `heartbeat`."""
         released = replace(
-            self.record, state=EngineState.RELEASED, lanes={}, revisions=None, silent_lanes=None, places=None
+            self.record,
+            state=EngineState.RELEASED,
+            lanes={},
+            revisions=None,
+            silent_lanes=None,
+            places=None,
+            failing_jobs=None,
         )
         self.store(released, Changes(records, (), events))
         self.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from itertools import compress
 from typing import Any
 
-from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.protocol.wire import is_topic_name, parse_topic_id
 from kmirror.state.assignment import COLUMNS, Assignment
 from kmirror.state.client_records import ClientsRecord, SourceAclsRecord
 from kmirror.state.group_records import GroupRecord, GroupsRecord
@@ -117,6 +117,8 @@ def decode(key: bytes, value: bytes | None) -> Record | Removed | Unknown:
         if record.key != names:
             raise ValueError(f"its key has {len(names)} parts")
         if isinstance(record, TopicRecord):
+            if not (is_topic_name(record.topic) and is_topic_name(record.source_topic)):
+                raise ValueError("Kafka has no topics of this name")
             for topic_id in filter(None, (record.source_topic_id, record.destination_topic_id)):
                 parse_topic_id(topic_id)
         return record

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeVar, cast
 
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import LeaderAddress, TopicPartition
 from kmirror.errors import Reason, RefusedError, UsageError
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.event_records import Event
@@ -45,7 +45,7 @@ def unreadable_error(record: Unknown) -> RefusedError:
     """Return the error for a mirror with this record, which is left alone."""
     return RefusedError(
         f"the stored record {list(record.key)} cannot be read: {record.problem}",
-        "use the kmirror version that wrote it, or a newer one",
+        "use the kmirror version that wrote it, or a newer one; if none wrote it, remove it with a tombstone",
         Reason.STATE_UNREADABLE,
     )
 
@@ -87,6 +87,8 @@ class State:
     unknown: tuple[Unknown, ...] = ()
     #: The records whose keys differ only in the last name, in its order, by the rest of the key.
     _listed: Mapping[Key, tuple[Record, ...]] = field(default_factory=dict, repr=False)
+    #: Who led the topic as it was read, by its own account; None if nobody did.
+    leader: LeaderAddress | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, records: Iterable[Record | Unknown]) -> State:

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, OffsetAnswer
@@ -40,6 +41,7 @@ from kmirror.state.internal_topics import (
     hidden_note,
     lacking_grant,
     losing_policy,
+    needs_one_partition,
     unfinished,
 )
 from kmirror.state.record_kinds import Removed, Unknown, decode
@@ -160,6 +162,11 @@ class StateStore:
                     return state
             raise TimedOutError(f"{STATE_TOPIC} has just got another leader")
 
+    def follow(self, found: ClusterMetadata) -> None:
+        """Read the state from the leader that is named here from now on."""
+        with self._lock:
+            self._log(STATE_TOPIC).follow(found)
+
     def read_events(
         self, mirror: str | None = None, since_ms: int | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> tuple[Event, ...]:
@@ -183,8 +190,9 @@ class StateStore:
             position = after.next_offset if topic_id == after.topic_id else None
             if position is None:
                 # the log is in write order, but the times are the writers': start an hour early, then filter
-                since = None if since_ms is None else max(0, since_ms - 3_600_000)
-                position = 0 if since is None else self._offset_at(EVENTS_TOPIC, since, deadline)
+                early_ms = max(0, (since_ms or 0) - 3_600_000)
+                start = self._offset(EVENTS_TOPIC, early_ms, deadline)[0].offset if early_ms else 0
+                position = end if start is None else start
             found: list[Event] = []
             patience = Deadline(min(BRIEFLY_S, timeout))
             try:
@@ -211,8 +219,7 @@ class StateStore:
     def ensure_topics(self, replication_factor: int = -1, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Create missing internal topics; a `replication_factor` of -1 is the brokers' default.
 
-        Raises UnreachableError, and RefusedError for an existing topic with partitions or settings that would lose
-        state.
+        Raises UnreachableError, and RefusedError for an existing topic with partitions or settings that lose state.
         """
         with self._lock:
             if self._shape_checked:
@@ -264,17 +271,16 @@ class StateStore:
             if end is not None and end > self._position:
                 for position, message in self._messages(STATE_TOPIC, self._position, end, patience, deadline):
                     self._position = position
-                    if message is None or message.key is None:
-                        continue
-                    key, value = message.key, message.value
-                    changed.add(key)
-                    if value is None:
+                    if message is not None and (key := message.key) is not None:
+                        changed.add(key)
                         self._raw.pop(key, None)
-                    else:
-                        self._raw[key] = value
+                        if message.value is not None:
+                            self._raw[key] = message.value
         finally:
             self._decode(changed)
             self._read_at = boottime()
+        if self._state.leader != (asked := self._log(STATE_TOPIC).asked):
+            self._state = replace(self._state, leader=asked)
         return self._state
 
     def _require_never_written(self, deadline: Deadline) -> None:
@@ -384,13 +390,9 @@ class StateStore:
             self._looks[topic] = look
             return look.end, look.topic_id
         answer, known = self._offset(topic, LATEST, deadline)
-        self._logs[topic] = CommittedReader(self._client, TopicPartition(topic, 0), known)  # it may be another topic
+        # it may be another topic, and whoever answered may be an older leader than `known` names
+        self._logs[topic] = CommittedReader(self._client, TopicPartition(topic, 0), known, answer.leader_epoch)
         return answer.offset, None if known is None else known.topics[topic].printed_topic_id
-
-    def _offset_at(self, topic: str, timestamp_ms: int, deadline: Deadline) -> int:
-        # the end if no record is that new
-        found = self._offset(topic, timestamp_ms, deadline)[0].offset
-        return (self._end(topic, deadline)[0] if found is None else found) or 0
 
     def _offset(self, topic: str, timestamp: int, deadline: Deadline) -> tuple[OffsetAnswer, ClusterMetadata | None]:
         # and who leads it; that a broker does not know a topic that was seen does not mean that it is missing
@@ -481,10 +483,7 @@ class StateStore:
         for topic, count in counts.items():
             # others that were added to it later do no harm
             if topic == STATE_TOPIC and count != 1 and not self._offset(topic, LATEST, deadline)[0].offset:
-                raise RefusedError(
-                    f"topic {topic} exists with {count} partitions, but kmirror needs one",
-                    f"its first partition is empty: if nothing needs it, delete {topic} and start again",
-                )
+                raise needs_one_partition(topic, count)
         what, keys = f"reading the settings of topics {' and '.join(counts)}", ["cleanup.policy"]
         found = self._ask(lambda s: topic_settings(self._client, counts, keys, timeout=s), what, deadline)
         for topic in counts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -24,8 +24,20 @@ UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
 #: Characters of a bad field that an error message shows.
 _SHOWN = 80
-#: Larger than any sum of offsets, times or counts, and still safe to convert to a float.
-_MOST_BITS = 127
+#: Numbers as Kafka has them.
+_INT64 = range(-(1 << 63), 1 << 63)
+#: More partitions than any topic has, or lanes, or pages: numbers that are counted up to.
+_COUNTS = range(100_001)
+_INT16, _INT32 = range(-1, 1 << 15), range(-1, 1 << 31)
+#: What is waited for is a lease, which is some seconds.
+_WAITS_MS = range(600_001)
+#: By a field's name, what it may be where another number would fill the memory, be waited for, or never be sent.
+_LIMITS = {
+    **dict.fromkeys(("partition", "partitions", "lane", "page", "pages"), _COUNTS),
+    **dict.fromkeys(("ttl_ms", "settle_ms"), _WAITS_MS),
+    **dict.fromkeys(("coordinator_epoch", "last_epoch", "last_mirrored_epoch"), _INT32),
+    "producer_epoch": _INT16,
+}
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
@@ -112,15 +124,20 @@ def _exactly(value: Any, *kinds: type) -> Any:
     return value
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int or value.bit_length() > _MOST_BITS:
+def _integer(value: Any, limits: range = _INT64) -> int:
+    if type(value) is not int or value not in limits:
         raise ValueError(repr(value))
     return value
 
 
+def _are_within(values: Iterable[int | None], limits: range) -> bool:
+    numbers = list(filter(None, values))
+    return limits.start <= min(numbers, default=0) and max(numbers, default=0) < limits.stop
+
+
 def _integers(value: Any) -> tuple[int, ...]:
     found: list[int] = _exactly(value, list)
-    if set(map(type, found)) - {int} or max(map(int.bit_length, found), default=0) > _MOST_BITS:
+    if set(map(type, found)) - {int} or not _are_within(found, _INT64):
         raise ValueError(repr(value))
     return tuple(found)
 
@@ -146,12 +163,15 @@ def _array(arguments: tuple[Any, ...]) -> Reader:
 
 
 def _mapping(key_kind: type, value_kind: Any) -> Reader:
-    key_of, each = (int if key_kind is int else str), _reader(value_kind)
-    return lambda value: {key_of(key): each(one) for key, one in _exactly(value, dict).items()}
+    each = _reader(value_kind)
+    if key_kind is int:
+        # of partitions or lanes
+        return lambda value: {_integer(int(key), _COUNTS): each(one) for key, one in _exactly(value, dict).items()}
+    return lambda value: {str(key): each(one) for key, one in _exactly(value, dict).items()}
 
 
 def _named_tuple(kind: Any) -> Reader:
-    from_object, readers = _object(kind), [_reader(hint) for hint in get_type_hints(kind).values()]
+    from_object, readers = _object(kind), _readers(kind).values()
 
     def read_it(value: Any) -> Any:
         if isinstance(value, dict):
@@ -186,7 +206,7 @@ def _of_columns(kind: Any, stored: Rows) -> tuple[Any, ...]:
             column = tuple(map(made.__getitem__, column))
         elif not types <= {plain} and (default is not None or not types <= {plain, NoneType}):
             column = tuple(default if one is None else reader(one) for one in column)
-        elif plain is int and max(map(int.bit_length, filter(None, column)), default=0) > _MOST_BITS:
+        elif plain is int and not _are_within(column, _LIMITS.get(name, _INT64)):
             raise ValueError(f"its field {name!r} has a number that is too large")
         found.append(column)
     return tuple(map(kind._make, zip(*found, strict=True)))
@@ -199,13 +219,19 @@ def _columns(kind: Any) -> list[tuple[str, type | None, Reader, bool]]:
     for name, hint in get_type_hints(kind).items():
         (base,) = [one for one in get_args(hint) or (hint,) if one is not NoneType]
         is_optional = NoneType in get_args(hint) or name in kind._field_defaults
-        found.append((name, base if base in (int, float, str, bool) else None, _reader(base), is_optional))
+        found.append((name, base if base in (int, float, str, bool) else None, _field(name, base), is_optional))
     return found
 
 
 @cache
 def _readers(kind: Any) -> dict[str, Reader]:
-    return {name: _reader(hint) for name, hint in get_type_hints(kind).items() if name != "extra"}
+    return {name: _field(name, hint) for name, hint in get_type_hints(kind).items() if name != "extra"}
+
+
+def _field(name: str, hint: Any) -> Reader:
+    if name in _LIMITS and hint in (int, int | None):
+        return lambda value: _integer(value, _LIMITS[name])
+    return _reader(hint)
 
 
 @cache

@@ -126,12 +126,16 @@ class StateWriter:
         """
         try:
             state = self._store.read_complete(Deadline(min(_FORGOTTEN_S, deadline.remaining / 2)))
+        except UnreachableError:
+            # a leader that has just died takes all of so short a time
+            state = self._store.read_complete(deadline)
         except TimedOutError:
             try:
                 self._end_forgotten(deadline)
             except KmirrorError as error:
                 _logger.warning("a transaction that stays open was not ended: %s", error)
             state = self._store.read_complete(deadline)
+        settled(self._writer, "the writer").decided_by(STATE_PARTITION, state.leader)
         self.has_read = True
         return state
 
@@ -179,6 +183,8 @@ class StateWriter:
         try:
             self._writer.commit({at: given for at, given in records.items() if given}, lambda: deadline.remaining)
         except BaseException as error:
+            if isinstance(error, FencedError) and (leaders := self.leaders) is not None:
+                self._store.follow(leaders)
             self.close()
             match error:
                 case CommitInDoubtError():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.status.engine_health import engine_health
 from kmirror.status.unmirrored import not_added_notes, not_added_topics
 from kmirror.words import at_time, visible
 
@@ -19,18 +20,23 @@ _NOT_DONE = {
 }
 
 
-def failing_job_notes(state: State, mirror: str) -> list[str]:
-    """Return a sentence for each side job that the engine last reported as failing; none while its source is away."""
-    engine = state.engine(mirror)
-    if engine is None or engine.source_reason is not None:
+def failing_job_notes(state: State, mirror: str, now_ms: int) -> list[str]:
+    """Return a sentence for each side job that the engine in charge reports as failing; none while its source is away.
+
+    Once all topics are stopped, there is nothing left to do but to find new ones.
+    """
+    engine, topics = state.engine(mirror), state.topics(mirror)
+    if engine is None or engine.source_reason is not None or engine_health(engine, mirror, now_ms).reason is not None:
         return []
+    is_stopped = bool(topics) and all(topic.desired is DesiredState.STOPPED for topic in topics)
     return [
         f"mirror {visible(mirror)}: {_NOT_DONE.get(name, f'{visible(name)} fails')} since {at_time(failure.since_ms)}:"
         f" {failure.message}"
         for name, failure in sorted((engine.failing_jobs or {}).items())
+        if name == "discovery" or not is_stopped
     ]
 
 
-def lasting_notes(state: State, mirror: MirrorRecord) -> list[str]:
+def lasting_notes(state: State, mirror: MirrorRecord, now_ms: int) -> list[str]:
     """Return a sentence for each source topic that could not be added, and for each side job that fails."""
-    return [*not_added_notes(not_added_topics(state, mirror)), *failing_job_notes(state, mirror.name)]
+    return [*not_added_notes(not_added_topics(state, mirror)), *failing_job_notes(state, mirror.name, now_ms)]

@@ -8,6 +8,7 @@ Inside records, integers are signed and of variable length: zig-zag, 7 bits a by
 
 from __future__ import annotations
 
+import re
 import struct
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable
@@ -26,6 +27,7 @@ NO_TAGS = b"\x00"
 #: The topic id of a topic that has none.
 NO_TOPIC_ID = bytes(16)
 
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 P = ParamSpec("P")
@@ -221,6 +223,11 @@ def parse_topic_id(text: str) -> bytes:
     if len(topic_id) != len(NO_TOPIC_ID):
         raise ValueError(f"{text!r} is not a topic id")
     return topic_id
+
+
+def is_topic_name(text: str) -> bool:
+    """Return whether there can be a topic of this name."""
+    return _TOPIC_NAME.fullmatch(text) is not None and text not in {".", ".."}
 
 
 #: A 64-bit number takes at most ten bytes.

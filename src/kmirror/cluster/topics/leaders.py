@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import metadata as metadata_codec
-from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.errors import Reason, TimedOutError, UnreachableError
 
 #: Brokers name the old leader until they take it for dead, and then elect another one at once: who has none for this
@@ -60,6 +60,14 @@ def require_leaders(
 def _without(found: ClusterMetadata, topics: Iterable[str]) -> list[str]:
     partitions = {name: topic.partitions.get(0) for name, topic in found.topics.items()}
     return [name for name in topics if (first := partitions.get(name)) is not None and first.leader_id is None]
+
+
+def is_older(partition: TopicPartition, read: LeaderAddress | None, known: ClusterMetadata) -> bool:
+    """Return whether a partition was read from an older leader than the one known, or as another topic's."""
+    leader = known.leader_address(partition)
+    if leader is None or read is None or read.topic_id != leader.topic_id:
+        return leader is not None
+    return 0 <= read.leader_epoch < leader.leader_epoch
 
 
 def newer_leader(

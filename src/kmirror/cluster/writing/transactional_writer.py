@@ -8,6 +8,9 @@ What goes wrong before the commit is sent is tried again with a new epoch, which
 another writer has begun meanwhile (KIP-360). A commit without an answer is sent again: what has ended stays as it is.
 Only if its outcome cannot be learnt is it in doubt.
 
+What was decided by reading a partition is not committed there once it has a newer leader than the one that was read
+(`decided_by`): that one may have been cut off from its cluster, and have answered with what was committed before.
+
 What needs no transaction may be appended alone (`lone_batches`), in one round trip. The leader of a partition refuses
 an old epoch only once a later writer with the id has written there: what is appended alone lands before that, or never.
 
@@ -36,7 +39,7 @@ from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.codes import LEADER_MOVED, NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, LeaderAddress, TopicPartition
 from kmirror.cluster.protocol.wire import Exchange, FrameError
-from kmirror.cluster.topics.leaders import NoLeaderError, require_leaders
+from kmirror.cluster.topics.leaders import NoLeaderError, is_older, require_leaders
 from kmirror.cluster.writing.transaction_coordinators import (
     FENCED,
     HINT,
@@ -131,6 +134,8 @@ class TransactionalWriter:
         self._producer = (-1, -1)
         self._coordinator: Coordinator | None = None
         self._metadata: ClusterMetadata | None = None
+        #: By whom a partition that decides what is committed was read; None if it had no leader.
+        self._read: tuple[TopicPartition, LeaderAddress | None] | None = None
         self._sequences: dict[TopicPartition, int] = defaultdict(int)
         #: Whether the id's last transaction was committed, as its epoch was taken; None: unknown.
         self._was_committed: bool | None = None
@@ -158,14 +163,17 @@ class TransactionalWriter:
             try:
                 self._look_up(topics, remaining)
                 break
-            except NoLeaderError:
-                raise
             except UnreachableError as error:
-                if error.reason is Reason.AUTHENTICATION_FAILED or not patiently or not remaining():
+                _raise_if_lasting(error)
+                if not patiently or not remaining():
                     raise
                 time.sleep(min(_LONGEST_PAUSE_S, remaining()))
-        self._producer = (-1, -1)
+        self._producer, self._read = (-1, -1), None
         self._take_epoch(remaining)
+
+    def decided_by(self, partition: TopicPartition, leader: LeaderAddress | None) -> None:
+        """Take by which leader a partition was read after `begin`: what is committed follows from that."""
+        self._read = partition, leader
 
     def commit(
         self, records: Mapping[TopicPartition, Sequence[tuple[bytes, bytes | None]]], remaining: Remaining
@@ -175,7 +183,7 @@ class TransactionalWriter:
         Raises:
             BrokerError: refused; nothing is written.
             CommitInDoubtError: the commit was sent, and not answered.
-            FencedError: nothing is written.
+            FencedError: nothing is written; `leaders` may name who to read from.
             NoLeaderError: a topic has no leader; nothing is written.
             UnreachableError: no answer in time; nothing is written.
         """
@@ -322,11 +330,12 @@ class TransactionalWriter:
                 topics = sorted({one.topic for one in batches})
                 known = self._client.metadata(topics, timeout=_patience(remaining))
                 known = require_leaders(self._client, topics, known, remaining())
-            except NoLeaderError:
-                raise
             except UnreachableError as error:
-                _raise_if_refused(error)
+                _raise_if_lasting(error)
                 raise _PassingError(str(error)) from error
+        if self._read is not None and is_older(*self._read, known):
+            self._metadata = known
+            raise FencedError(f"{self._read[0]} has another leader than the one that was read")
         by_leader: dict[LeaderAddress, dict[TopicPartition, list[list[Record]]]] = defaultdict(dict)
         for partition, given in batches.items():
             leader = known.leader_address(partition)
@@ -352,7 +361,7 @@ class TransactionalWriter:
             for connection, *_ in sent:
                 connection.close()  # answers may be on their way
             if isinstance(error, UnreachableError | OutcomeUnknown | FrameError):
-                _raise_if_refused(error)
+                _raise_if_lasting(error)
                 raise _PassingError(str(error)) from error
             raise
         if place is None:
@@ -433,7 +442,7 @@ class TransactionalWriter:
                 was_sent = True
                 code, content = ask(connection, _patience(remaining))
             except (UnreachableError, OutcomeUnknown, FrameError) as error:
-                _raise_if_refused(error)
+                _raise_if_lasting(error)
                 self._coordinator, trouble = None, str(error)
                 in_doubt |= was_sent and not isinstance(error, UnreachableError)
             else:
@@ -462,8 +471,9 @@ def _patience(remaining: Remaining) -> float:
     return min(_ANSWER_S, max(LEAST_S, remaining()))
 
 
-def _raise_if_refused(error: Exception) -> None:
-    if isinstance(error, UnreachableError) and error.reason is Reason.AUTHENTICATION_FAILED:
+def _raise_if_lasting(error: Exception) -> None:
+    is_refused = isinstance(error, UnreachableError) and error.reason is Reason.AUTHENTICATION_FAILED
+    if is_refused or isinstance(error, NoLeaderError):
         raise error
 
 

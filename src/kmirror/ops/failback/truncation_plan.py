@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
-from kmirror.cluster.protocol.wire import parse_topic_id
+from kmirror.cluster.protocol.wire import is_topic_name, parse_topic_id
 from kmirror.columns import (
     COUNT,
     END,
@@ -35,7 +34,6 @@ from kmirror.files import replace_file
 from kmirror.offline.survey import PlannedCut
 
 _VERSION = 1
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _HINT = "use the file as written by `kmirror failback --offline --plan FILE`"
 
 
@@ -141,7 +139,7 @@ def write_plan(plan: TruncationPlan, path: str | Path) -> None:
 def _partition(stored: object, what: str) -> PlannedCut:
     one = _object(stored, what)
     topic, topic_id = _text(one, "topic", what), _text(one, "topicId", what)
-    if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+    if not is_topic_name(topic):
         raise ValueError(f"{what}.topic is not a topic's name")
     if topic == "__cluster_metadata":
         raise ValueError(f"{what}: the cluster's own metadata is never truncated")

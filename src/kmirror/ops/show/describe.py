@@ -85,7 +85,7 @@ def topic_notes(destination: Destination, mirror: str | None = None, topics: Top
     living = [one for one in chosen if one.desired is not DesiredState.STOPPED]
     unknown = {one.topic: one.upstream_unknown for one in living if one.upstream_unknown is not None}
     mirrors = [one for one in state.mirrors if topics is None and mirror in (None, one.name)]
-    lasting = (note for one in mirrors for note in lasting_notes(state, one))
+    lasting = (note for one in mirrors for note in lasting_notes(state, one, now_ms()))
     return [*(unknown_loop(why, found) for why, found in by_reason(unknown).items()), *lasting]
 
 

@@ -29,7 +29,14 @@ from kmirror.errors import (
     UnreachableError,
     UsageError,
 )
-from kmirror.ops.base.context import Destination, cluster_id_of, naming_cluster, require_mirror, require_same_cluster
+from kmirror.ops.base.context import (
+    Destination,
+    cluster_id_of,
+    naming_cluster,
+    now_ms,
+    require_mirror,
+    require_same_cluster,
+)
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.selection import select_topics
@@ -131,7 +138,7 @@ def wait(
             on_check(progress(condition, rows, targets))
             results, warnings = judge(condition, rows, targets), list[str]()
             if topics is None:
-                missing, warnings = not_added_topics(state, record), failing_job_notes(state, mirror)
+                missing, warnings = not_added_topics(state, record), failing_job_notes(state, mirror, now_ms())
                 if condition is Condition.HEALTHY:
                     results += not_added_results(record, missing)
                 else:

@@ -30,6 +30,8 @@ STATE_PARTITION = TopicPartition("__kmirror_state", 0)
 _POLL_MS = 500
 #: Heartbeats and progress are written about once a second each: the last claim is among this many records.
 _LOOK_BACK = 200
+#: Engines and lanes write each second or two: a log that does not grow for longer may be that of a former leader.
+_QUIET_SECONDS = 3.0
 _PAUSE = 0.2
 #: So many records at once are mostly of other mirrors, which write hundreds a second: then they are read less often.
 _MANY_RECORDS, _MANY_PAUSE = 10, 0.2
@@ -118,7 +120,7 @@ class Claims:
         with ClusterClient(self._config) as client:
             tail = self._tail = PartitionFollower(client, STATE_PARTITION, look_back=_LOOK_BACK)
             with closing(tail):
-                is_first = True
+                is_first, grown_at = True, now()
                 while not stop.is_set():
                     sent_at = now()
                     try:
@@ -127,7 +129,9 @@ class Claims:
                         self._each(lambda reader: reader.take_silence())
                         stop.wait(_PAUSE)
                         continue
-                    self._take(answer.records, sent_at, answer.reached_end, stop)
+                    grown_at = sent_at if answer.records else grown_at
+                    is_current = sent_at - grown_at < _QUIET_SECONDS or tail.is_certain(_QUIET_SECONDS)
+                    self._take(answer.records, sent_at, answer.reached_end and is_current, stop)
                     if answer.reached_end and len(answer.records) >= _MANY_RECORDS and not is_first:
                         stop.wait(_MANY_PAUSE)
                     is_first = is_first and not answer.reached_end
