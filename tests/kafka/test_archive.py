@@ -266,9 +266,12 @@ def test_killed_at_random_it_resumes_exactly(cluster: SandboxCluster) -> None:
     chance = random.Random()
     for kills in range(3):
         one = ArchiveProcess(cluster, topic, archive, 0, count, 1000)
-        assert one.wait_for_batches(chance.randrange(1, 60)), f"it ended before it could be killed the {kills}. time"
-        time.sleep(chance.random() * 0.02)
-        one.kill()
+        try:
+            is_running = one.wait_for_batches(chance.randrange(1, 60))
+            time.sleep(chance.random() * 0.02)
+        finally:
+            one.kill()
+        assert is_running, f"it ended before it could be killed the {kills}. time"
     before = len(librdkafka_records(cluster.bootstrap_servers, archive))
     done = save(cluster, topic, archive, [(0, count)])
     assert 0 < done.records == count - before

@@ -208,14 +208,14 @@ def test_what_cannot_be_added_is_shown_until_it_is_mirrored_or_no_longer_selecte
         at = cluster_pair.destination
         assert f"note: {note}\n" in typed(at, "describe", "--mirror", mirror).stderr
         assert f"note: mirror {mirror}: 1 source topic matches its filters and is not mir" in typed(at, "list").stderr
-        assert wait(destination, mirror, Condition.HEALTHY, 20_000, topics=selector(there)).exit_code == ExitCode.OK
+        assert wait(destination, mirror, Condition.HEALTHY, 120_000, topics=selector(there)).exit_code == ExitCode.OK
         waited = wait(destination, mirror, Condition.HEALTHY, 0)
         assert waited.exit_code == ExitCode.TIMED_OUT
         assert outcomes(waited) == {here: "TIMED_OUT", there: "DONE"}
-        waited = wait(destination, mirror, Condition.CAUGHT_UP, 20_000)
-        assert (waited.exit_code, waited.warnings) == (ExitCode.OK, (note,))
+        waited = wait(destination, mirror, Condition.CAUGHT_UP, 120_000)
+        assert (waited.exit_code, note in waited.warnings) == (ExitCode.OK, True), waited
         change_config(destination, mirror, {"topics.exclude": here})
-        assert wait(destination, mirror, Condition.HEALTHY, 60_000).exit_code == ExitCode.OK
+        assert wait(destination, mirror, Condition.HEALTHY, 120_000).exit_code == ExitCode.OK
         wait_until(lambda: unhealthy(engine) is None)
         assert topic_notes(destination, mirror) == []
 

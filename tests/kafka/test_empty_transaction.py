@@ -254,11 +254,13 @@ def test_one_that_is_killed_leaves_nothing_that_its_successor_does_not_end(
 ) -> None:
     (partition,) = places_of(create_topic(cluster), 1)
     arguments = cluster.client_properties(), ids, partition, 1_000_000
-    process = PROCESSES.Process(target=fill_until_killed, args=arguments)
+    process = PROCESSES.Process(target=fill_until_killed, args=arguments, daemon=True)
     process.start()
-    wait_until(lambda: (ends(client, [partition])[0] or 0) > 50, 60)
-    process.kill()
-    process.join()
+    try:
+        wait_until(lambda: (ends(client, [partition])[0] or 0) > 50)
+    finally:
+        process.kill()
+        process.join()
     with closing(EmptyTransactions(client, ids)) as successor:
         successor.settle()
         (end,) = ends(client, [partition])

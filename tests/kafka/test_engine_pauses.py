@@ -22,6 +22,7 @@ from kmirror.state.records import PENDING_ADD, DesiredState, Guard, PartitionRec
 from kmirror.state.snapshot import Changes
 from tests.support.idle_engine import ALIGNING, MIRRORING, PAUSED, Run, mirror, row, topic
 from tests.support.mirrors import selector
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["mirror", "topic"]
 
@@ -48,7 +49,7 @@ class Operator:
 
 
 def results_of(done: Future[VerbResult], topic: str) -> list[Outcome]:
-    return [row.result for row in done.result(20).results if row.topic == topic]
+    return [row.result for row in done.result(PATIENCE_S).results if row.topic == topic]
 
 
 def test_a_pause_right_after_a_resume_waits_until_the_engine_has_released_what_it_copies_again(

@@ -18,11 +18,12 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
+from tests.support.ending import killed_at_last
 from tests.support.engine import command
 from tests.support.forked import Forked
 from tests.support.live_terminal import LiveTerminal
 from tests.support.stores import mirror as stored
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 DAY = 86_400_000
 
@@ -49,7 +50,7 @@ def following(cluster: SandboxCluster, out: Path, *arguments: str) -> Iterator[t
         yield process, out, err
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -73,20 +74,20 @@ def test_events_are_followed_past_a_broker_that_is_gone_for_a_while(
             wait_until(lambda: shown() == ["create True", "add True"])
             write(store, mirror, "pause", 3)
             wait_until(lambda: shown()[2:] == ["pause True"])
-            top.until(lambda frame: " topics" in "".join(frame[1:2]))
+            top.until(lambda frame: " topic" in "".join(frame[1:2]))
             cluster.stop()
-            wait_until(lambda: "the destination does not answer" in err.read_text(), 60)
+            wait_until(lambda: "the destination does not answer" in err.read_text())
             # the last picture stays, and since when it is old is said above it
-            top.until(lambda frame: frame[1].startswith("no answer for") and " topics" in frame[2])
+            top.until(lambda frame: frame[1].startswith("no answer for") and " topic" in frame[2])
             cluster.start()
-            top.until(lambda frame: frame[0].endswith("updated 0s ago") and " topics" in frame[1])
+            top.until(lambda frame: frame[0].endswith("updated 0s ago") and " topic" in frame[1])
             top.press("q")
             assert top.ends() == 0
             write(store, mirror, "resume", 4)
-            wait_until(lambda: shown()[3:] == ["resume True"], 60)
+            wait_until(lambda: shown()[3:] == ["resume True"])
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
             assert shown() == ["create True", "add True", "pause True", "resume True"]
             silent, back = err.read_text().splitlines()
             assert silent.startswith("kmirror: the destination does not answer, retrying until it does: ")
@@ -99,21 +100,19 @@ def test_a_table_is_followed_since_a_time_and_until_its_reader_goes(destination_
         for day, what in ((1, "create"), (2, "add")):
             write(store, mirror, what, day)
         line = command(destination_cluster, "events", "--follow", "--mirror", mirror, "--since", "1970-01-03T00:00:00Z")
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdout.readline().split() == ["TIME", "MIRROR", "WHO", "WHAT", "RESULT", "DETAILS"]
-                row = ["1970-01-03T00:00:00Z", mirror, "eve@ops", "add", "DONE", '{"day":', "2}"]
-                assert process.stdout.readline().split() == row
-                write(store, mirror, "pause", 3)
-                assert process.stdout.readline().split()[3] == "pause"
-                process.stdout.close()
-                write(store, mirror, "resume", 4)
-                assert process.wait(30) == 0
-                assert process.stderr is not None
-                assert process.stderr.read() == ""
-            finally:
-                process.kill()
+        started = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with killed_at_last(started) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().split() == ["TIME", "MIRROR", "WHO", "WHAT", "RESULT", "DETAILS"]
+            row = ["1970-01-03T00:00:00Z", mirror, "eve@ops", "add", "DONE", '{"day":', "2}"]
+            assert process.stdout.readline().split() == row
+            write(store, mirror, "pause", 3)
+            assert process.stdout.readline().split()[3] == "pause"
+            process.stdout.close()
+            write(store, mirror, "resume", 4)
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
 
 
 def test_a_page_begins_where_the_last_one_ended(destination_cluster: SandboxCluster) -> None:

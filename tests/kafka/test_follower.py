@@ -26,7 +26,7 @@ from tests.support.lane import Mirror
 from tests.support.leader import create_topic
 from tests.support.mirrors import produce
 from tests.support.quotas import slowed
-from tests.support.waiting import polls, wait_until
+from tests.support.waiting import PATIENCE_S, polls, wait_until
 from tests.support.wire import Wire
 
 TTL_S = 10.0
@@ -141,7 +141,7 @@ def test_a_record_that_is_refused_holds_up_its_own_report_only(
     wait_until(lambda: held_up.answers and all(any(one.answers) for one in others))
     wait_until(lambda: all(one.answers.count(True) > 3 for one in others))
     for one in leave:
-        one().wait(10)
+        one().wait(PATIENCE_S)
     assert not any(held_up.answers)
     assert len(held_up.answers) < len(others[0].answers), "it was tried again at once"
     assert all(all(one.answers) for one in others)

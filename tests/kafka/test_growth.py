@@ -52,6 +52,7 @@ from tests.support.growing import (
 )
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, produce, properties_of, selector
+from tests.support.promoting import until_said
 from tests.support.round_trip import Trip, archives_of
 from tests.support.visible import assert_mirrored, shown
 from tests.support.waiting import wait_until
@@ -121,9 +122,9 @@ def test_a_promote_copies_everything_first(trip: Trip, moment: Moment) -> None:
             drill = promote(trip.at_b, PromoteRequest(trip.mirror, idle_ms=0), dry_run=True).result
             assert drill.exit_code == ExitCode.TIMED_OUT
             assert f"{topic}-1, {topic}-2 are new at the source" in str(drill.results[0].message)
-        request = PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=15_000, verify=True)
         if moment is Moment.REFUSED:
-            refused = promote(trip.at_b, request).result
+            request = PromoteRequest(trip.mirror, idle_ms=500, timeout_ms=120_000, verify=True)
+            refused = promote(trip.at_b, request, *until_said("THROTTLING_QUOTA_EXCEEDED")).result
             assert refused.exit_code == ExitCode.TIMED_OUT
             assert "THROTTLING_QUOTA_EXCEEDED" in str(refused.results[0].message)
             assert {row.topic_state for row in describe(trip.at_b, trip.mirror)} == {TopicState.PENDING_MIRROR}

@@ -30,7 +30,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.idle_engine import IdleLanes, NoRebuilder
 from tests.support.mirrors import properties_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: More than all threads that send heartbeats.
 STUCK, HEALTHY = 40, 4
@@ -179,7 +179,7 @@ def test_a_renewal_that_takes_long_is_not_followed_by_a_transaction_with_the_sam
     def appends(sender: LoneBatches, batches: Sequence[memoryview], timeout: float) -> list[Trouble | None]:
         found = append(sender, batches, timeout)
         renewing.set()
-        waits.wait(30)
+        waits.wait(PATIENCE_S)
         return found
 
     def sends() -> None:
@@ -205,7 +205,7 @@ def test_a_renewal_that_takes_long_is_not_followed_by_a_transaction_with_the_sam
         return waits.is_set()
 
     wait_until(has_waited)
-    assert is_over.wait(30)
+    assert is_over.wait(PATIENCE_S)
     assert not stored
     assert beats.is_renewed
     run.close()

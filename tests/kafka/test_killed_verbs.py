@@ -31,7 +31,7 @@ from tests.support.engine import run_to_its_end
 from tests.support.killed import Moment, run_killed
 from tests.support.killed_verbs import Scenario
 from tests.support.mirrors import selector
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 IDENTITY = EngineIdentity.of_this_process()
 
@@ -118,7 +118,7 @@ def test_a_pause_recorded_by_a_killed_command_is_waited_for(cluster_pair: Cluste
         engine.heartbeat({}, (replace(mirrored, state=PartitionState.PAUSED, pause_id="one before"),))
         assert wait([done], 1).not_done, "it is not paused yet"
         engine.heartbeat({}, (replace(mirrored, state=PartitionState.PAUSED, pause_id="theirs"),))
-        assert [row.result for row in done.result(20).results] == [Outcome.NOOP]
+        assert [row.result for row in done.result(PATIENCE_S).results] == [Outcome.NOOP]
         engine.release()
 
 

@@ -27,7 +27,7 @@ from kmirror.state.records import EngineState, Incarnation
 from tests.support.clusters import ClusterPair
 from tests.support.lane import Mirror, assert_same, fill
 from tests.support.spawned import PROCESSES
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SENDER = "the sender"
 
@@ -57,7 +57,13 @@ class Processes:
         for process, ended in zip(self.started, self.ended, strict=True):
             if process.name == name:
                 process.kill()
-                ended.exception(30)
+                ended.exception(PATIENCE_S)
+
+    def close(self) -> None:
+        """Kill what is left, frozen or not."""
+        for process, ended in zip(self.started, self.ended, strict=True):
+            process.kill()
+            ended.exception(PATIENCE_S)
 
 
 @pytest.fixture
@@ -112,7 +118,7 @@ class Hosted:
 
     def close(self) -> None:
         self.host.stop()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -179,7 +185,7 @@ def test_a_lane_does_not_end_by_what_was_read_before_it_was_started(
     take, is_read = Claims._take, threading.Event()
 
     def late(claims: Claims, *given: Any) -> None:
-        is_read.wait(30)
+        is_read.wait(PATIENCE_S)
         take(claims, *given)
 
     # as where many mirrors report: what is stored is read a moment later
@@ -228,11 +234,11 @@ def test_the_thread_that_sends_starts_no_thread_that_would_take_its_sigcont(
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[LaneHosts, Processes]]:
-    processes = Processes()
-    with closing(LaneHosts(processes, 2)) as made:
-        yield made, processes
-    for ended in processes.ended:
-        ended.exception(30)
+    with closing(Processes()) as processes:
+        with closing(LaneHosts(processes, 2)) as made:
+            yield made, processes
+        for ended in processes.ended:
+            ended.exception(PATIENCE_S)
 
 
 def submit(hosts: LaneHosts, mirror: Mirror, spec: LaneSpec | None = None) -> Future[LaneResult]:
@@ -250,7 +256,7 @@ def test_lanes_are_spread_over_processes_and_end_with_theirs(
     assert len(processes.started) == 2
     killed, other = mirrors
     processes.started[0].kill()
-    error = futures[0].exception(30)
+    error = futures[0].exception(PATIENCE_S)
     assert isinstance(error, KmirrorError)
     assert "has ended" in str(error) or "ended with" in str(error)
     copy_more(other)
@@ -269,7 +275,7 @@ def test_a_process_whose_lanes_have_ended_gets_the_next_one(
     first, second = mirrors
     future = submit(runner, first)
     first.claim(state=EngineState.STOPPING)
-    assert future.result(30).ended == "STOPPED"
+    assert future.result(PATIENCE_S).ended == "STOPPED"
     future = submit(runner, second)
     wait_until(partial(is_copied, second))
     assert len(processes.started) == 1
@@ -284,48 +290,48 @@ def test_a_frozen_process_is_killed_when_one_of_its_lanes_is_cancelled(
     wait_until(lambda: all(map(is_copied, mirrors)))
     os.kill(processes.started[0].pid, signal.SIGSTOP)
     runner.cancel(mirrors[0].name)
-    assert isinstance(futures[0].exception(30), KmirrorError)
-    assert str(processes.ended[0].exception(30)).endswith(f"ended with {-signal.SIGKILL}")
+    assert isinstance(futures[0].exception(PATIENCE_S), KmirrorError)
+    assert str(processes.ended[0].exception(PATIENCE_S)).endswith(f"ended with {-signal.SIGKILL}")
     copy_more(mirrors[1])
 
 
 def test_a_lane_whose_source_does_not_answer_is_cancelled_alone(mirrors: list[Mirror]) -> None:
     stuck, other = mirrors
-    processes = Processes()
-    with closing(LaneHosts(processes, 1)) as runner, socket.create_server(("127.0.0.1", 0)) as silent:
-        going = submit(runner, other)
-        wait_until(partial(is_copied, other))
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        ended = submit(runner, stuck, stuck.spec(source_properties={"bootstrap.servers": address}))
-        silent.settimeout(30)
-        connection, _ = silent.accept()
-        runner.cancel(stuck.name)
-        assert str(ended.exception(0)) == "it was cancelled"
-        copy_more(other)
-        assert not going.done()
-        connection.close()
-    for one in processes.ended:
-        one.exception(30)
+    with closing(Processes()) as processes:
+        with closing(LaneHosts(processes, 1)) as runner, socket.create_server(("127.0.0.1", 0)) as silent:
+            going = submit(runner, other)
+            wait_until(partial(is_copied, other))
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            ended = submit(runner, stuck, stuck.spec(source_properties={"bootstrap.servers": address}))
+            silent.settimeout(PATIENCE_S)
+            connection, _ = silent.accept()
+            runner.cancel(stuck.name)
+            assert str(ended.exception(0)) == "it was cancelled"
+            copy_more(other)
+            assert not going.done()
+            connection.close()
+        for one in processes.ended:
+            one.exception(PATIENCE_S)
 
 
 def test_a_process_that_freezes_before_it_starts_a_lane_is_not_waited_for(mirrors: list[Mirror]) -> None:
     ended, later = mirrors
-    processes = Processes()
-    with closing(LaneHosts(processes, 1)) as runner:
-        future = submit(runner, ended)
-        wait_until(partial(is_copied, ended))
-        ended.claim(state=EngineState.STOPPING)
-        assert future.result(30).ended == "STOPPED"
-        os.kill(processes.started[0].pid, signal.SIGSTOP)
-        future = submit(runner, later)
-        assert not runner.is_waiting(later.name)
-        runner.cancel(later.name)
-        assert isinstance(future.exception(30), KmirrorError)
-        wait_until(lambda: not runner._hosts)
-        submit(runner, later)
-        wait_until(partial(is_copied, later))
-    for one in processes.ended:
-        one.exception(30)
+    with closing(Processes()) as processes:
+        with closing(LaneHosts(processes, 1)) as runner:
+            future = submit(runner, ended)
+            wait_until(partial(is_copied, ended))
+            ended.claim(state=EngineState.STOPPING)
+            assert future.result(PATIENCE_S).ended == "STOPPED"
+            os.kill(processes.started[0].pid, signal.SIGSTOP)
+            future = submit(runner, later)
+            assert not runner.is_waiting(later.name)
+            runner.cancel(later.name)
+            assert isinstance(future.exception(PATIENCE_S), KmirrorError)
+            wait_until(lambda: not runner._hosts)
+            submit(runner, later)
+            wait_until(partial(is_copied, later))
+        for one in processes.ended:
+            one.exception(PATIENCE_S)
 
 
 def test_a_stranger_who_says_nothing_keeps_no_host_waiting(
@@ -367,5 +373,5 @@ def test_a_process_that_is_continued_after_it_was_stopped_ends(
     wait_until(partial(is_copied, mirrors[0]))
     os.kill(processes.started[0].pid, signal.SIGSTOP)
     os.kill(processes.started[0].pid, signal.SIGCONT)
-    assert isinstance(future.exception(30), KmirrorError)
-    assert str(processes.ended[0].exception(30)).endswith(f"ended with {int(signal.SIGCONT)}")
+    assert isinstance(future.exception(PATIENCE_S), KmirrorError)
+    assert str(processes.ended[0].exception(PATIENCE_S)).endswith(f"ended with {int(signal.SIGCONT)}")

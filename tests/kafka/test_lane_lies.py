@@ -124,7 +124,7 @@ def test_each_lie_fails_its_partition_and_no_other(looped: Mirror, wire: Wire, m
             copy = copy_of(lane, looped.mirror_of(topic), index)
             return copy if copy.retry.failure else None
 
-        looped.wait(lane, lambda: all(failed(index) for index in range(len(LIES))), 30)
+        looped.wait(lane, lambda: all(failed(index) for index in range(len(LIES))))
         for index, lie in enumerate(LIES):
             copy = failed(index)
             assert copy is not None

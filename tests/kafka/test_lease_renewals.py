@@ -33,7 +33,7 @@ from kmirror.state.writer import STATE_PARTITION, StateWriter
 from tests.support.clusters import MakeCluster
 from tests.support.kafka_versions import OTHER_VERSIONS
 from tests.support.stores import state_store
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
 OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
@@ -117,7 +117,7 @@ def test_a_connection_on_which_something_is_sent_at_the_end_is_closed_then(store
         login = store.client_config
 
         def begin_renewal(self) -> memoryview:
-            closed.wait(30)
+            closed.wait(PATIENCE_S)
             return batch
 
         def end_renewal(self, trouble: object) -> None:

@@ -39,7 +39,7 @@ from tests.support.mirrors import (
     settings_of,
 )
 from tests.support.side_jobs import run_once
-from tests.support.spawned import PROCESSES
+from tests.support.spawned import exit_code_of
 from tests.support.topics import set_topic
 from tests.support.visible import assert_mirrored
 
@@ -302,10 +302,7 @@ def test_an_add_that_was_killed_is_finished_by_the_same_command(
     topic = unique_topic()
     make_topic(cluster_pair.source, topic, 2)
     name = new_mirror(destination, cluster_pair.source)
-    child = PROCESSES.Process(target=add_and_die, args=(destination.properties, name, topic, moment))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 9
+    assert exit_code_of(add_and_die, destination.properties, name, topic, moment) == 9
     assert (topic in topics_of(destination)) == (moment == "before the record is completed")
     claimed = destination.state().topic(name, topic)
     assert claimed is not None

@@ -18,7 +18,7 @@ from kmirror.settings.value_types import parse_start_from
 from kmirror.state.records import PartitionState
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
-from tests.support.spawned import PROCESSES
+from tests.support.spawned import exit_code_of
 from tests.support.transactions import OpenTransaction
 
 #: The time of a record follows from its length: these are of the first to fifth millisecond.
@@ -122,10 +122,7 @@ def test_an_add_that_was_interrupted_is_finished_with_the_offsets_it_had_found(
     cluster_pair: ClusterPair, destination: Destination, topic: str, second: str
 ) -> None:
     name = new_mirror(destination, cluster_pair.source)
-    child = PROCESSES.Process(target=add_and_die, args=(destination.properties, name, topic))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 9
+    assert exit_code_of(add_and_die, destination.properties, name, topic) == 9
     produce(cluster_pair.source, topic, VALUES)
     admin = AdminClient(properties_of(cluster_pair.source))
     admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,6 +25,7 @@ from kmirror.ops.probe.topic import PROBE_TOPICS
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, MakeCluster
+from tests.support.ending import killed_at_last, printed
 from tests.support.kafka_versions import of_long
 from tests.support.mirrors import properties_of
 from tests.support.shared_clusters import SMALL_HEAP, ForgetfulCluster
@@ -178,27 +180,28 @@ def test_it_runs_once_at_a_time_and_its_topic_goes_with_it(forgetful: ForgetfulC
     wired, there = forgetful.behind_wire, properties_of(forgetful.cluster)
     weak.lie(MARKERS, swallow)
 
-    def begun() -> subprocess.Popen[str]:
+    @contextmanager
+    def begun() -> Iterator[subprocess.Popen[str]]:
         """Begin a probe that waits for an answer until the end of time."""
         command = ["-m", "kmirror", "check", "--probe", "--bootstrap-server", wired.bootstrap_servers]
-        spoiled = weak.spoiled
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        wait_until(lambda: weak.spoiled > spoiled)
-        return process
+        spoiled, pipe = weak.spoiled, subprocess.PIPE
+        started = subprocess.Popen([sys.executable, *command], stdout=pipe, stderr=pipe, text=True)
+        with killed_at_last(started) as process:
+            wait_until(lambda: weak.spoiled > spoiled or process.poll() is not None)
+            assert process.poll() is None, process.communicate()
+            yield process
 
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 130)):
         with begun() as process:
             assert len(left(forgetful.cluster)) == 1
             process.send_signal(number)
-            assert (process.wait(30), left(forgetful.cluster)) == (code, [])
-    with begun() as killed:
+            said = printed(process)
+            assert (process.returncode, left(forgetful.cluster)) == (code, []), said
+    with begun():  # and killed at the end
         (name,) = left(forgetful.cluster)
         (refused,) = [line for line in check(there, probe=True).lines if line.what == "probe"]
         assert (refused.ok, refused.message) == (False, f"another probe of this cluster is running (topic {name})")
         assert left(forgetful.cluster) == [name]
-        killed.kill()
     assert left(forgetful.cluster) == [name]
     assert check(there, probe=True).exit_code is ExitCode.OK
     wait_until(lambda: not left(forgetful.cluster))

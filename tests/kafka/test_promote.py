@@ -6,7 +6,6 @@ import itertools
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -44,15 +43,19 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.topic_state import TopicState
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.ending import killed_at_last, printed
 from tests.support.engine import command
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.promoting import until_stopped
 from tests.support.real_logs import delete_records
 from tests.support.round_trip import CutOffError, Trip, cut, make_old_topic
 from tests.support.topics import alter_topic
 from tests.support.visible import shown
 from tests.support.waiting import PATIENCE_S, wait_until
 
+#: After this long the claim of a promote that is busy counts as dead.
+BUSY_DEAD_AFTER_S = 12.0
 CLAIMED = "record which topics are stopped, and why: engines release them"
 
 
@@ -64,6 +67,10 @@ def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settin
         produce(pair.source, topic, ["one", "two", "three"])
     assert add(destination, mirror, selector(*topics)).exit_code == 0
     return mirror
+
+
+def states_of(destination: Destination, mirror: str) -> set[TopicState]:
+    return {row.topic_state for row in describe(destination, mirror)}
 
 
 def copied_once(engine: LocalEngine, destination: Destination, mirror: str) -> None:
@@ -120,7 +127,8 @@ def test_a_producer_that_continues_keeps_only_its_topic(cluster_pair: ClusterPai
         engine.catch_up()
         writer.start()
         try:
-            done = promote(destination, PromoteRequest(mirror, idle_ms=2_000, timeout_ms=20_000))
+            request = PromoteRequest(mirror, idle_ms=5_000, timeout_ms=120_000)
+            done = promote(destination, request, *until_stopped(destination, mirror, quiet))
         finally:
             end.set()
             writer.join()
@@ -335,8 +343,13 @@ class Spare(OwnEngine):
 
     starts = 0
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.is_started = threading.Event()
+
     def start(self) -> None:
         self.starts += 1
+        self.is_started.set()
 
 
 @pytest.mark.slow
@@ -365,7 +378,8 @@ def test_a_promote_starts_an_engine_although_the_last_ones_clock_was_ahead(
     died = EngineRecord(mirror, "its-lease", EngineState.RUNNING, *who, later, later, 3_000)
     change(destination, mirror, lambda _: Changes((died,)))
     spare = Spare(mirror, destination.properties)
-    done = promote(destination, PromoteRequest(mirror, idle_ms=0, timeout_ms=8_000), own=spare)
+    request = PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000)
+    done = promote(destination, request, stopping=spare.is_started, own=spare)
     assert done.result.exit_code == ExitCode.TIMED_OUT
     assert spare.starts > 0
 
@@ -373,22 +387,19 @@ def test_a_promote_starts_an_engine_although_the_last_ones_clock_was_ahead(
 def test_a_failover_cuts_a_waiting_promote_short(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic = unique_topic()
     mirror = mirrored(cluster_pair, destination, topic)
-    results = []
-    with LocalEngine(destination, mirror) as engine:
+    ended = threading.Event()
+    with LocalEngine(destination, mirror) as engine, ThreadPoolExecutor(1) as pool:
         engine.catch_up()
         with Destination.open(destination.properties) as another:
-            waiting = threading.Thread(
-                target=lambda: results.append(promote(another, PromoteRequest(mirror, idle_ms=600_000)))
-            )
-            waiting.start()
-            until = time.monotonic() + PATIENCE_S
-            while {row.topic_state for row in describe(destination, mirror)} != {TopicState.PENDING_STOPPED}:
-                assert time.monotonic() < until
-            with pytest.raises(RefusedError, match="another promote"):
-                promote(destination, PromoteRequest(mirror))
-            assert failover(destination, mirror).result.exit_code == 0
-            waiting.join(20)
-    (done,) = results
+            waiting = pool.submit(promote, another, PromoteRequest(mirror, idle_ms=600_000), stopping=ended)
+            try:
+                wait_until(lambda: states_of(destination, mirror) == {TopicState.PENDING_STOPPED})
+                with pytest.raises(RefusedError, match="another promote"):
+                    promote(destination, PromoteRequest(mirror))
+                assert failover(destination, mirror).result.exit_code == 0
+                done = waiting.result(PATIENCE_S)
+            finally:
+                ended.set()
     assert done.result.exit_code == ExitCode.PARTLY_DONE
     assert done.result.results[0].reason is Reason.FENCED
 
@@ -416,22 +427,32 @@ def claim_of(destination: Destination, mirror: str) -> int | None:
     return None if found is None else found.began_ms
 
 
+def renewed_for_ms(destination: Destination, mirror: str) -> int:
+    """Return for how long the claim has been renewed."""
+    found = destination.state().workflow(mirror, PROMOTE)
+    return 0 if found is None else found.last_seen_ms - found.began_ms
+
+
 @pytest.mark.slow
 def test_a_second_promote_is_refused_while_the_first_is_busy(
-    cluster_pair: ClusterPair, destination: Destination, busy: threading.Event
+    cluster_pair: ClusterPair, destination: Destination, busy: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, one that compared contents for longer than 15 s counted as dead."""
+    # a renewal takes its time where brokers are busy
+    monkeypatch.setattr("kmirror.ops.stop.promote_claim._DEAD_AFTER_S", BUSY_DEAD_AFTER_S)
     mirror = mirrored(cluster_pair, destination, unique_topic())
     request = PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000)
     with LocalEngine(destination, mirror) as engine, ThreadPoolExecutor(1) as pool:
         copied_once(engine, destination, mirror)
         with Destination.open(destination.properties) as another:
             first = pool.submit(promote, another, request)
-            wait_until(lambda: claim_of(destination, mirror))
-            time.sleep(5)
-            with pytest.raises(RefusedError, match="another promote"):
-                promote(destination, request)
-            busy.set()
+            try:
+                # it is renewed for longer than one that is not renewed counts as alive
+                wait_until(lambda: renewed_for_ms(destination, mirror) > 1000 * BUSY_DEAD_AFTER_S)
+                with pytest.raises(RefusedError, match="another promote"):
+                    promote(destination, request)
+            finally:
+                busy.set()
             assert first.result().result.exit_code == 0
 
 
@@ -448,17 +469,20 @@ def test_a_promote_that_was_frozen_leaves_everything_to_the_one_that_has_taken_o
         properties = destination.properties
         with Destination.open(properties) as one, Destination.open(properties) as other:
             frozen = pool.submit(promote, one, PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000))
-            wait_until(lambda: claim_of(destination, mirror))
-            began = claim_of(destination, mirror)
-            second = pool.submit(promote, other, PromoteRequest(mirror, idle_ms=600_000), stopping=ended)
-            wait_until(lambda: claim_of(destination, mirror) != began)
-            busy.set()
-            done = frozen.result().result
-            assert done.exit_code == ExitCode.PARTLY_DONE
-            assert {(row.result, row.reason) for row in done.results} == {(Outcome.FAILED, Reason.FENCED)}
-            assert claim_of(destination, mirror) not in (None, began)
-            assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.PENDING_STOPPED}
-            ended.set()
+            try:
+                wait_until(lambda: claim_of(destination, mirror))
+                began = claim_of(destination, mirror)
+                second = pool.submit(promote, other, PromoteRequest(mirror, idle_ms=600_000), stopping=ended)
+                wait_until(lambda: claim_of(destination, mirror) != began)
+                busy.set()
+                done = frozen.result().result
+                assert done.exit_code == ExitCode.PARTLY_DONE
+                assert {(row.result, row.reason) for row in done.results} == {(Outcome.FAILED, Reason.FENCED)}
+                assert claim_of(destination, mirror) not in (None, began)
+                assert states_of(destination, mirror) == {TopicState.PENDING_STOPPED}
+            finally:
+                busy.set()
+                ended.set()
             assert second.result().result.exit_code == ExitCode.TIMED_OUT
     assert not any(topic.pending_operation for topic in destination.state().topics(mirror))
 
@@ -543,10 +567,13 @@ def test_a_promote_that_is_ended_gives_its_topics_back(
     line = command(cluster_pair.destination, "promote", "--mirror", mirror, "--yes", "--idle", "1h")
     with LocalEngine(destination, mirror) as engine:
         copied_once(engine, destination, mirror)
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as promoting:
-            wait_until(lambda: describe(destination, mirror)[0].topic_state is TopicState.PENDING_STOPPED)
+        started = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with killed_at_last(started) as promoting:
+            waits = {TopicState.PENDING_STOPPED}
+            wait_until(lambda: states_of(destination, mirror) == waits or promoting.poll() is not None)
+            assert promoting.poll() is None, promoting.communicate()
             promoting.send_signal(number)
-            _, said = promoting.communicate(timeout=PATIENCE_S)
+            _, said = printed(promoting)
         assert promoting.returncode == ExitCode.TIMED_OUT, said
         assert "it stays mirrored" in said
         assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.ACTIVE}

@@ -27,6 +27,7 @@ from tests.support.far_logs import write
 from tests.support.leader import create_topic
 from tests.support.oracle import ReadRecord, librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.waiting import PATIENCE_S
 from tests.support.wire import FETCH, Fault, Wire, cut_to, hang_up, swallow
 
 MEGABYTES = 6
@@ -115,7 +116,7 @@ def test_a_log_is_read_ahead_as_it_is(far_client: ClusterClient, forgetful: Forg
     assert stored(far_client, topic, expected[-1][0] + 1) == expected
     assert len(taken) > MEGABYTES
     for thread in reading_threads():
-        thread.join(5)
+        thread.join(PATIENCE_S)
     assert 2 < len(far_client.spare_connections) <= 16
 
 
@@ -177,7 +178,7 @@ def test_what_is_not_read_to_its_end_leaves_nothing_behind(
     assert reading_threads()
     del reading
     for thread in reading_threads():
-        thread.join(1)
+        thread.join(PATIENCE_S)
     assert not reading_threads()
 
 
@@ -192,7 +193,7 @@ def test_a_client_that_is_closed_reads_no_further(
     assert taken
     far_client.close()
     for thread in reading_threads():
-        thread.join(1)
+        thread.join(PATIENCE_S)
     assert not reading_threads()
     assert next(reading).offset > taken[-1]
 

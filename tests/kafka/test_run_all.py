@@ -22,7 +22,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
 from tests.support.mirrors import properties_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_mirror_that_another_engine_takes_in_mid_copy_is_not_reported_as_done(
             taken.wait_until_copying(engine)
             copied.wait_until_equal(engine)
             taken.engine("--take-over", with_spark=False)
-            assert engine.wait(60) == 4, engine.output
+            assert engine.wait(PATIENCE_S) == 4, engine.output
         finally:
             engine.destroy()
         printed, _ = json.JSONDecoder().raw_decode(engine.output, engine.output.index('{\n  "verb"'))
@@ -192,7 +192,7 @@ def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_ha
 
         # another engine that takes over keeps it
         rival = copied.engine("--take-over", with_spark=False)
-        assert engine.wait(60) == 3, engine.output
+        assert engine.wait(PATIENCE_S) == 3, engine.output
         copied.fill(10)
         copied.wait_until_equal(rival)
 

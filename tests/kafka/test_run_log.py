@@ -45,7 +45,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         told = "the destination has not accepted a heartbeat of this engine since 20"
         assert told in lost["message"]
         # the next line that sums up repeats it, and knows of no lag
-        wait_until(lambda: says(phase="not copying", reason="ENGINE_SILENT"), 90)
+        wait_until(lambda: says(phase="not copying", reason="ENGINE_SILENT"))
         summary = says(phase="not copying", reason="ENGINE_SILENT")[0]
         assert (summary["level"], summary["lag"], summary["lagAsOfMs"]) == ("ERROR", None, None)
         assert "total lag unknown, 0 B/s, 1 LINK_FAILED; " in summary["message"]
@@ -60,7 +60,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
         # the source answers all the while
         assert not [line for line in logged() if "the source of" in line["message"]]
         destination.start()
-        wait_until(lambda: logged().index(lost) < max(map(logged().index, says(state="ACTIVE"))), 90)
+        wait_until(lambda: logged().index(lost) < max(map(logged().index, says(state="ACTIVE"))))
         wait_until(lambda: get("/readyz")[0] == 200)
         host, port = address_in(engine.output).split(":")
         with socket.create_connection((host, int(port))) as idle:
@@ -68,6 +68,7 @@ def test_a_destination_that_goes_and_comes_back_is_in_the_log(
             assert engine.stop() == 0
         assert (logged()[-1]["level"], logged()[-1]["exitCode"]) == ("INFO", 0)
         assert [json.loads(line) for line in engine.output.splitlines()][:-1] == logged()[:-1]
-        assert len(logged()) < 40
+        # besides what is logged every minute
+        assert len([line for line in logged() if "phase" not in line]) < 40
     finally:
         pair.close()

@@ -32,7 +32,7 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline, boottime
 from kmirror.state.writer import StateWriter
-from tests.support.spawned import PROCESSES
+from tests.support.spawned import PROCESSES, ended
 from tests.support.stores import LostAnswers, state_store
 from tests.support.waiting import PATIENCE_S
 
@@ -216,10 +216,9 @@ def acquire_and_die(config: dict[str, Any], name: str) -> None:
 def test_a_driver_killed_on_this_host_frees_the_lease_but_its_lanes_may_live(
     store: StateStore, config: Any, name: str
 ) -> None:
-    killed = PROCESSES.Process(target=acquire_and_die, args=(config, name))
+    killed = PROCESSES.Process(target=acquire_and_die, args=(config, name), daemon=True)
     killed.start()
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL
+    assert ended(killed) == -signal.SIGKILL
     assert engine_of(store, name).state is EngineState.RUNNING
     lease = Lease.acquire(store, name, ME)
     assert lease.predecessor is not None
@@ -332,13 +331,19 @@ def test_of_many_engines_at_once_one_gets_the_lease(store: StateStore, config: A
 def test_a_standby_waits_for_the_release(store: StateStore, config: Any, name: str) -> None:
     first = Lease.acquire(store, name, ME)
     found: list[Lease | None] = []
-    waiting = threading.Thread(target=lambda: found.append(Lease.standby(state_store(config), name, OTHER_HOST)))
+
+    def stand_by() -> None:
+        found.append(Lease.standby(state_store(config), name, OTHER_HOST))
+
+    waiting = threading.Thread(target=stand_by, daemon=True)
     waiting.start()
-    with heartbeats(first):
-        waiting.join(2.5)
-        assert waiting.is_alive()
-    first.release()
-    waiting.join()
+    try:
+        with heartbeats(first):
+            waiting.join(2.5)
+            assert waiting.is_alive()
+    finally:
+        first.release()
+        waiting.join()
     assert found[0] is not None
     assert found[0].predecessor_may_write_until == 0.0
     assert engine_of(store, name).host == "far-away"

@@ -19,7 +19,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline
 from kmirror.state.writer import StateWriter
-from tests.support.spawned import PROCESSES
+from tests.support.spawned import PROCESSES, ended, exit_code_of
 from tests.support.stores import LostAnswers, state_store
 from tests.support.waiting import wait_until
 
@@ -53,12 +53,10 @@ def increment_often(config: dict[str, Any], name: str) -> None:
 def test_increments_of_many_processes_at_once_are_all_counted(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
-    processes = [PROCESSES.Process(target=increment_often, args=(config, name)) for _ in range(AT_ONCE)]
+    processes = [PROCESSES.Process(target=increment_often, args=(config, name), daemon=True) for _ in range(AT_ONCE)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * AT_ONCE
+    assert [ended(process) for process in processes] == [0] * AT_ONCE
     assert store.read().mirror(name) == counter(name, AT_ONCE * INCREMENTS)
     # each increment was recorded once, in the order of the counts: no decision was based on outdated state
     assert [event.time_ms for event in store.read_events(name)] == list(range(1, AT_ONCE * INCREMENTS + 1))
@@ -149,10 +147,7 @@ def test_a_command_killed_in_the_middle_leaves_nothing_and_blocks_no_other(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
     increment(store, name)
-    killed = PROCESSES.Process(target=die_in_the_middle, args=(config, name))
-    killed.start()
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL
+    assert exit_code_of(die_in_the_middle, config, name) == -signal.SIGKILL
     increment(store, name)
     assert store.read().mirror(name) == counter(name, 2)
     assert [event.time_ms for event in store.read_events(name)] == [1, 2]

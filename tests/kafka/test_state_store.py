@@ -14,7 +14,7 @@ from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.lock import transact
 from kmirror.state.record_kinds import encode
 from kmirror.state.records import MirrorRecord, PartitionRecord, PartitionState
-from kmirror.state.snapshot import Changes
+from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import UNTIL_ABORTED_S, Deadline
 from tests.support.stores import mirror, state_store
@@ -90,7 +90,9 @@ def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateSt
     ending.join()
 
 
-def test_an_open_transaction_is_waited_for_once(store: StateStore, config: Any, name: str) -> None:
+def test_an_open_transaction_is_waited_for_once(
+    store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transact(store, name, lambda _: Changes((mirror(name),)))
     stuck = open_transaction(config, mirror(f"{name}-stuck"))
     other = open_transaction(config, mirror(f"{name}-other"))
@@ -102,8 +104,17 @@ def test_an_open_transaction_is_waited_for_once(store: StateStore, config: Any, 
         assert store.read(patience=_PATIENCE_S).mirror(name) == mirror(name)
         return time.monotonic() - began
 
+    left, read = list[float](), StateStore._read
+
+    def noted(store: StateStore, deadline: Deadline, patience: Deadline) -> State:
+        left.append(patience.remaining)
+        return read(store, deadline, patience)
+
     assert waited_s() >= _PATIENCE_S
-    assert waited_s() < _PATIENCE_S
+    with monkeypatch.context() as patched:
+        patched.setattr(StateStore, "_read", noted)
+        waited_s()
+    assert left == [0.0]
     stuck.abort_transaction(30)
     # its marker is written a moment later: then the other one is waited for
     wait_until(lambda: waited_s() >= _PATIENCE_S)

@@ -37,7 +37,7 @@ from tests.support.kafka_versions import EVERY_VERSION, is_older
 from tests.support.leader import OWN_ID, Leader, create_topic
 from tests.support.oracle import console_consumer, librdkafka_records
 from tests.support.real_logs import BUSY
-from tests.support.spawned import PROCESSES
+from tests.support.spawned import exit_code_of
 from tests.support.waiting import wait_until
 
 TRIMMED_SETTINGS = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -237,10 +237,7 @@ def trim_and_die(servers: str, topic: str, offset: int) -> None:
 
 
 def assert_dies(cluster: SandboxCluster, topic: str, offset: int) -> None:
-    dying = PROCESSES.Process(target=trim_and_die, args=(cluster.bootstrap_servers, topic, offset))
-    dying.start()
-    dying.join(60)
-    assert dying.exitcode == -signal.SIGKILL
+    assert exit_code_of(trim_and_die, cluster.bootstrap_servers, topic, offset) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("own", OWN_SETTINGS)

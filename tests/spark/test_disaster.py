@@ -22,7 +22,7 @@ from tests.support.mirrors import properties_of
 from tests.support.processes import wait_gone
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.stored import log_dir_of, records_of, stored_batches
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 RECORDS = 20_000
 
@@ -60,7 +60,7 @@ class Load:
 
     def end(self) -> None:
         self._end.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.mark.timeout(400)
@@ -80,16 +80,18 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
     pair.create()
     engine = pair.engine(with_spark=with_spark)
     load = Load(pair)
-    pair.wait_until_copying(engine)
-    with Destination.open(properties_of(destination)) as opened:
-        # what the source holds was reported of every partition once
-        wait_until(lambda: len(last_known(opened, pair.mirror)) == len(pair.partitions), 60)
-    time.sleep(chance.uniform(0, 2))
-    tree = engine.tree()
-    for process in tree.all:
-        process.send(signal.SIGSTOP)
-    source.kill(1)
-    load.end()
+    try:
+        pair.wait_until_copying(engine)
+        with Destination.open(properties_of(destination)) as opened:
+            # what the source holds was reported of every partition once
+            wait_until(lambda: len(last_known(opened, pair.mirror)) == len(pair.partitions))
+        time.sleep(chance.uniform(0, 2))
+        tree = engine.tree()
+        for process in tree.all:
+            process.send(signal.SIGSTOP)
+        source.kill(1)
+    finally:
+        load.end()
     report = tmp_path / "report.json"
     failed_over = typed(destination, "failover", "--mirror", pair.mirror, "--yes", "--json", "--report", str(report))
     assert failed_over.returncode == 0, failed_over.stderr
@@ -103,8 +105,8 @@ def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(
     produced = write_locally(pair)
     for process in tree.all:
         process.send(signal.SIGCONT)
-    assert not wait_gone(tree.workers, 10), "a worker that was frozen lives on"
-    assert engine.wait(60) == 3
+    assert not wait_gone(tree.workers, PATIENCE_S), "a worker that was frozen lives on"
+    assert engine.wait(PATIENCE_S) == 3
     assert pair.destination_end() == sum(row["lastMirroredOffset"] for row in rows.values()) + len(rows) + produced
     # the source's disk can be read later: all that is here was there, at the same offset
     theirs, ours = log_dir_of(source), log_dir_of(destination)

@@ -15,7 +15,7 @@ from tests.support.engine import Pair, catch_up, finish, typed, under_way
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.slow_python import slow_python
 from tests.support.spark_standalone import StandaloneSpark, running_standalone_spark
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def busy_executor(spark: StandaloneSpark) -> tuple[Process, list[Process]]:
@@ -69,7 +69,7 @@ def test_executor_frozen_and_continued_after_its_successor_took_over(
     pair.wait_until_all_partitions_move(engine, seconds=60)
     for process in frozen:
         process.send(signal.SIGCONT)
-    assert not wait_gone(workers, 30), "a worker lives on whose successor took over"
+    assert not wait_gone(workers, PATIENCE_S), "a worker lives on whose successor took over"
     under_way(pair, engine, chance)
     catch_up(pair, engine)
 
@@ -91,7 +91,7 @@ def test_standalone_cluster_with_a_worker_killed_in_the_middle(
     executor, workers = busy_executor(standalone_spark)
     standalone_spark.worker_of(executor.pid).kill()
     executor.kill()
-    assert not wait_gone(workers, 10), "a worker outlives its executor"
+    assert not wait_gone(workers, PATIENCE_S), "a worker outlives its executor"
     pair.wait_until_all_partitions_move(engine, seconds=60)
     assert "died; another worker continues" in engine.output
     catch_up(pair, engine)

@@ -12,7 +12,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair
 from tests.support.oracle import console_consumer, dump_log, librdkafka_records
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 KEYS = (None, b"", b"key", bytes(range(256)))
@@ -63,20 +63,22 @@ def test_live_topic_of_every_codec_and_a_lost_spark(
     stop = threading.Event()
     with ThreadPoolExecutor(len(CODECS)) as pool:
         producers = [pool.submit(produce_live, pair, codec, stop) for codec in CODECS]
-        engine = pair.engine()
-        start = pair.wait_until_copying(engine)
-        while pair.destination_end() < start + 5_000:
-            assert engine.process.poll() is None, engine.output
-            stop.wait(0.2)
-        # an engine that loses Spark in the middle ends, and leaves nothing that differs
-        (jvm,) = engine.tree().jvm
-        jvm.kill()
-        assert engine.wait(60) == 1
-        assert "Spark's Java process ended unexpectedly" in engine.output
-        stop.set()
+        try:
+            engine = pair.engine()
+            start = pair.wait_until_copying(engine)
+            while pair.destination_end() < start + 5_000:
+                assert engine.process.poll() is None, engine.output
+                stop.wait(0.2)
+            # an engine that loses Spark in the middle ends, and leaves nothing that differs
+            (jvm,) = engine.tree().jvm
+            jvm.kill()
+            assert engine.wait(PATIENCE_S) == 1
+            assert "Spark's Java process ended unexpectedly" in engine.output
+        finally:
+            stop.set()
         produced = sum(producer.result() for producer in producers)
     last = pair.engine("--until-caught-up", "--timeout", "120s", with_spark=False)
-    assert last.wait(90) == 0, last.output
+    assert last.wait(150) == 0, last.output
     assert pair.destination_end() == produced
 
     pair.assert_equal()

@@ -15,6 +15,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Pair, catch_up, finish, under_way
 from tests.support.processes import EngineTree, Process, wait_gone
+from tests.support.waiting import PATIENCE_S
 
 #: In the long campaigns; the others kill in each way once. `make test` has the demo, which kills its engine half-way.
 LONG_KILLS = 20
@@ -64,13 +65,13 @@ def campaign(pair: Pair, kills: int, chance: random.Random, age_days: int = 0) -
         way(tree)
         if name == "workers":
             # The driver lives: Spark replaces them, and the copy resumes by itself.
-            assert not wait_gone(tree.workers, 5)
+            assert not wait_gone(tree.workers, PATIENCE_S)
             pair.wait_until_copying(engine)
             tree = engine.tree()
             kill_everything(tree)
-        engine.process.wait(10)
+        engine.process.wait(PATIENCE_S)
         old += tree.all
-    assert not wait_gone(old, 10), "workers outlive their driver"
+    assert not wait_gone(old, PATIENCE_S), "workers outlive their driver"
 
 
 @pytest.mark.long
@@ -117,8 +118,8 @@ def test_engine_frozen_and_continued_after_its_successor_took_over(
     under_way(pair, second, chance)
     for process in tree.all:
         process.send(signal.SIGCONT)
-    assert not wait_gone(tree.workers, 10), "a worker that was frozen lives on"
-    assert first.wait(30) == 3
+    assert not wait_gone(tree.workers, PATIENCE_S), "a worker that was frozen lives on"
+    assert first.wait(PATIENCE_S) == 3
     assert "took over" in first.output
     catch_up(pair, second)
 
@@ -139,7 +140,7 @@ def test_worker_frozen_and_continued_after_its_successor_took_over(
     assert "stopped responding" in engine.output
     for worker in workers:
         worker.send(signal.SIGCONT)
-    assert not wait_gone(workers, 10), "a worker that was frozen lives on"
+    assert not wait_gone(workers, PATIENCE_S), "a worker that was frozen lives on"
     catch_up(pair, engine)
 
 

@@ -151,8 +151,8 @@ class Campaign:
         if way == "workers":
             assert not wait_gone(tree.workers, PATIENCE_S)
         else:
-            engine.process.wait(10)
-            assert not wait_gone(tree.all, 10), "workers outlive their driver"
+            engine.process.wait(PATIENCE_S)
+            assert not wait_gone(tree.all, PATIENCE_S), "workers outlive their driver"
             self.engine = self.mirror.engine()
 
     def kill_broker(self, way: str, partition: Place, engine: Engine) -> None:

@@ -14,7 +14,7 @@ import pytest
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import Pair, command
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: Runs a command as a user id that has no name, as containers with random ids do.
 NAMELESS = ("unshare", "--user", "--map-user=123456", "--map-group=123456")
@@ -27,9 +27,9 @@ CORE_SITE = """<configuration>
 
 def run_once(pair: Pair, *before: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run an engine until it has caught up, with further words before it and these variables."""
-    line = command(pair.destination, "run", "--mirror", pair.mirror, "--until-caught-up", "--timeout", "1m")
+    line = command(pair.destination, "run", "--mirror", pair.mirror, "--until-caught-up", "--timeout", "4m")
     return subprocess.run(
-        [*before, *line], capture_output=True, text=True, check=False, env={**os.environ, **environ}, timeout=120
+        [*before, *line], capture_output=True, text=True, check=False, env={**os.environ, **environ}, timeout=300
     )
 
 
@@ -96,5 +96,5 @@ def test_a_run_whose_temporary_folder_is_cleaned_ends_for_its_supervisor(
     (folder,) = temporary.glob("kmirror-run-*")
     wait_until(lambda: list(folder.glob("blockmgr-*")) != [])
     shutil.rmtree(folder)
-    assert engine.wait(60) == 1, engine.output
+    assert engine.wait(PATIENCE_S) == 1, engine.output
     assert f"{folder} was removed, without which Spark starts no workers" in engine.output

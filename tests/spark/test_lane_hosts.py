@@ -14,7 +14,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.spark.conftest import MakePair
 from tests.support.engine import Engine, Pair, limit_writes, under_way
 from tests.support.processes import Process, wait_gone
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 MIRRORS = 4
 RECORDS = 15_000
@@ -78,7 +78,7 @@ def test_the_lanes_of_mirrors_share_processes_and_are_restarted_when_these_are_k
     assert {who_takes_sigcont(one) for one in found} == {1}
     for process in found:
         process.kill()
-    assert not wait_gone(found, 5)
+    assert not wait_gone(found, PATIENCE_S)
     wait_until(lambda: "died and is restarted" in engine.output)
     finish_all(pairs, engine)
 
@@ -111,5 +111,5 @@ def test_processes_that_are_frozen_are_replaced_and_send_nothing_when_they_are_c
     under_way(pairs[-1], second, chance)
     for process in tree.all:
         process.send(signal.SIGCONT)
-    assert not wait_gone(tree.workers, 10), "a worker that was frozen lives on"
+    assert not wait_gone(tree.workers, PATIENCE_S), "a worker that was frozen lives on"
     finish_all(pairs, second)

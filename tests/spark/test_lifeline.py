@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kmirror.engine import lifeline
+from tests.support.ending import killed_at_last
 from tests.support.processes import tree
 from tests.support.waiting import wait_until
 
@@ -120,7 +121,7 @@ if os.fork() == 0:
 else:
     time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as oldest:
+    with killed_at_last(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)) as oldest:
         assert oldest.stdout is not None
         worker, *line = map(int, oldest.stdout.readline().split())
         try:

@@ -45,7 +45,7 @@ from tests.support.visible import (
     shown,
     unsuperseded,
 )
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 THREE = {"default.replication.factor": "3", "min.insync.replicas": "2", **BUSY}
 
@@ -375,7 +375,7 @@ def test_what_readers_of_a_pattern_are_shown_while_a_late_start_is_made(
         wait_until(lambda: any(record.offset == start + 499 for record in seen), 60)
     finally:
         until.set()
-        reader.join(30)
+        reader.join(PATIENCE_S)
     assert [record for record in seen if record.offset >= start] == wanted
     too_early = [record for record in seen if record.offset < start]
     assert all(record.value is None for record in too_early)

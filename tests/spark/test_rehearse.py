@@ -30,6 +30,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.careless_check import ANSWER, EXIT_CODE, GROUP, RIGHTS, TOPIC
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
+from tests.support.ending import killed_at_last, printed
 from tests.support.engine import ROOT
 from tests.support.json_documents import check as check_document
 from tests.support.librdkafka import librdkafka
@@ -42,6 +43,8 @@ MONTH_MS, HOUR_MS = 2_592_000_000, 3_600_000
 #: Records that an application writes to a topic whose copy has failed.
 MORE = 50
 RECORDS = 200
+#: How long a rehearsal may take on a busy machine.
+LONGEST_S = 480.0
 CHECK = f"{sys.executable} -m tests.support.careless_check"
 #: Rights by a prefix at the source, which the mirror syncs, whereas it leaves out those of others.
 SYNCED = acls("topic", "ord", "batch", "READ", prefixed=True)
@@ -90,10 +93,11 @@ class Rehearsed:
 
 
 def rehearse(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """RehearsalRun `kmirror rehearse`, which has no destination unless one is named."""
-    return subprocess.run(
-        line(*arguments), capture_output=True, text=True, cwd=ROOT, env=dict(environ or os.environ), check=False
-    )
+    """Run `kmirror rehearse`, which has no destination unless one is named."""
+    words, pipe, env = line(*arguments), subprocess.PIPE, dict(environ or os.environ)
+    with killed_at_last(subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=env)) as process:
+        out, err = printed(process, LONGEST_S)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def line(*arguments: str) -> list[str]:
@@ -251,15 +255,17 @@ def rehearsed(make_module_cluster: MakeCluster, tmp_path_factory: pytest.TempPat
     writer = threading.Thread(target=write_once_mirrored, args=(source, destination, "payments", is_over))
     writer.start()
     topics = "orders,payments,secret,events,future,ledger,bulk,taken,counter-input"
-    done = rehearse(
-        *("--mirror-config", str(folder / "source.properties"), "--topics", topics, "--json", "--whole"),
-        *("--bootstrap-server", destination.bootstrap_servers, "--command-config", str(command_config)),
-        *("--check", CHECK, "--rto", "1ms", "--live", "12s"),
-        *("--out", str(folder / "evidence")),
-        environ={**os.environ, "KMIRROR_TRUST_PATHS": f"{folder},{source.directory}"},
-    )
-    is_over.set()
-    writer.join()
+    try:
+        done = rehearse(
+            *("--mirror-config", str(folder / "source.properties"), "--topics", topics, "--json", "--whole"),
+            *("--bootstrap-server", destination.bootstrap_servers, "--command-config", str(command_config)),
+            *("--check", CHECK, "--rto", "1ms", "--live", "12s"),
+            *("--out", str(folder / "evidence")),
+            environ={**os.environ, "KMIRROR_TRUST_PATHS": f"{folder},{source.directory}"},
+        )
+    finally:
+        is_over.set()
+        writer.join()
     after = seen_of(source)
     hanging.abort_transaction(30)
     assert done.stdout, done.stderr

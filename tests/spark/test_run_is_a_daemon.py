@@ -13,6 +13,7 @@ import pytest
 
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
+from tests.support.ending import killed_at_last, printed
 from tests.support.engine import Pair, command, kmirror
 from tests.support.waiting import wait_until
 
@@ -36,19 +37,17 @@ def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, cod
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_waiting_ends_on_request(number: signal.Signals) -> None:
-    engine = subprocess.Popen(
+    started = subprocess.Popen(
         command(NOBODY, "run", "--mirror", "m", with_spark=False),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
+    with killed_at_last(started) as engine:
         assert engine.stdout is not None
         assert any(", retrying: " in line for line in engine.stdout)
         engine.send_signal(number)
-        out, err = engine.communicate(timeout=30)
-    finally:
-        engine.kill()
+        out, err = printed(engine)
     assert engine.returncode == 0, err
     assert "caught up" not in out
 

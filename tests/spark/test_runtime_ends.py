@@ -18,6 +18,7 @@ from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.run_folder import remove_abandoned
 from kmirror.engine.spark.spark_failures import SparkLostError, TaskCancelledError
 from kmirror.engine.threads import StoppedError
+from tests.support.ending import killed_at_last, printed
 from tests.support.processes import Process, tree, wait_gone
 from tests.support.spark_driver import endless
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -87,14 +88,14 @@ def own_line(spark: SparkRuntime, folder: Path) -> Line:
     ids=lambda value: ", ".join(f"{who} {number.name}" for who, number in value) if isinstance(value, list) else "",
 )
 def test_no_process_is_left(tmp_path: Path, harm: list[tuple[str, signal.Signals]], output: str) -> None:
-    with start_driver(tmp_path) as driver:
+    with killed_at_last(start_driver(tmp_path)) as driver:
         line = Line.of(tmp_path)
         try:
             for who, number in harm:
                 getattr(line, who).send(number)
             assert not wait_gone(line.all, PATIENCE_S)
             # Nothing but our own word: neither Spark nor Py4J writes to the terminal.
-            assert driver.communicate(timeout=PATIENCE_S)[0] == output
+            assert printed(driver)[0] == output
         finally:
             for process in line.all:
                 process.kill()
@@ -103,7 +104,7 @@ def test_no_process_is_left(tmp_path: Path, harm: list[tuple[str, signal.Signals
 
 @pytest.mark.slow
 def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path: Path) -> None:
-    with start_driver(tmp_path):
+    with killed_at_last(start_driver(tmp_path)):
         line = Line.of(tmp_path)
         try:
             line.jvm.send(FREEZE)
@@ -117,7 +118,7 @@ def test_a_frozen_jvm_does_not_keep_workers_alive_when_the_driver_dies(tmp_path:
 
 @pytest.mark.slow
 def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_are_replaced(tmp_path: Path) -> None:
-    with start_driver(tmp_path) as driver:
+    with killed_at_last(start_driver(tmp_path)) as driver:
         first = Line.of(tmp_path)
         try:
             os.killpg(driver.pid, signal.SIGINT)  # as a terminal does it
@@ -127,7 +128,7 @@ def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_ar
             assert not wait_gone([first.worker], PATIENCE_S)
             wait_until(lambda: len((tmp_path / "function").read_text().splitlines()) > 1)
             (tmp_path / "end").touch()
-            assert driver.communicate(timeout=PATIENCE_S)[0] == "ended"
+            assert printed(driver)[0] == "ended"
             # one line for each daemon: no attempt ended at the interrupt
             begun = (tmp_path / "function").read_text().splitlines()
             assert (len(begun), begun[0]) == (2, f"{first.worker.pid} {first.daemon.pid} 0")
@@ -152,7 +153,7 @@ def stop_leaves_nothing(spark: SparkRuntime, folder: Path, frozen: str | None) -
         getattr(line, frozen).send(FREEZE)
     spark.stop()
     assert not wait_gone([line.jvm, line.daemon, line.worker], PATIENCE_S)
-    assert isinstance(future.exception(20), TaskCancelledError)
+    assert isinstance(future.exception(PATIENCE_S), TaskCancelledError)
     with pytest.raises(RuntimeError, match="runs no functions"):
         spark.submit("late", endless, str(folder))
     spark.stop()
@@ -170,7 +171,7 @@ def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
         line = own_line(spark, first)
         line.jvm.kill()
         with pytest.raises(SparkLostError, match="Spark's Java process"):
-            future.result(20)
+            future.result(PATIENCE_S)
         assert not wait_gone([line.jvm, line.daemon, line.worker], PATIENCE_S)
 
     with SparkRuntime(options(tmp_path)) as spark:
@@ -193,11 +194,12 @@ def test_stop_ends_a_start_that_is_under_way(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    wait_until(lambda: any("org.apache.spark" in process.command for process in tree(os.getpid())))
-    jvm = [process for process in tree(os.getpid()) if "org.apache.spark" in process.command]
-
-    spark.stop()
-    thread.join(20)
+    try:
+        wait_until(lambda: any("org.apache.spark" in process.command for process in tree(os.getpid())))
+        jvm = [process for process in tree(os.getpid()) if "org.apache.spark" in process.command]
+    finally:
+        spark.stop()
+        thread.join(PATIENCE_S)
 
     assert [str(error) for error in errors] == ["Spark was stopped during startup"]
     assert not wait_gone(jvm, PATIENCE_S)

@@ -27,6 +27,7 @@ from kmirror.state.records import DesiredState
 from tests.support.clusters import ClusterPair
 from tests.support.json_documents import check
 from tests.support.stored_mirror import Side, StoredMirror
+from tests.support.waiting import PATIENCE_S
 from tests.support.watching import assert_grows
 
 BASE_TIME = 1_700_000_000_000
@@ -67,12 +68,12 @@ def kept_moving(pair: ClusterPair, topic: str) -> Iterator[None]:
 
     with ThreadPoolExecutor(1) as pool:
         moving = pool.submit(move)
-        assert begun.wait(30)
         try:
+            assert begun.wait(PATIENCE_S)
             yield
         finally:
             stop.set()
-            moving.result(30)
+            moving.result(PATIENCE_S)
     source.close()
     destination.close()
 

@@ -49,7 +49,10 @@ def _import_everything() -> None:
 
 
 def _serve(address: str) -> _Command | None:
-    """Fork for each command until standard input ends; return the command in the forked process, nothing at the end."""
+    """Fork for each command until standard input ends; return the command in the forked process, nothing at the end.
+
+    What was forked is killed when its client is gone.
+    """
     heard, hears = socket.socketpair()
     for end in (heard, hears):
         end.setblocking(False)
@@ -65,12 +68,17 @@ def _serve(address: str) -> _Command | None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
-            ready = [key.fileobj for key, _ in selector.select()]
+            found = [key for key, _ in selector.select()]
+            ready = [key.fileobj for key in found]
             if sys.stdin in ready:
                 return None
+            for key in found:
+                if key.data is not None:  # a client says nothing more: it is gone
+                    selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
             if hears in ready:
                 hears.recv(4096)
-                _tell_who_has_ended(running)
+                _tell_who_has_ended(running, selector)
             if listener in ready:
                 connection, _ = listener.accept()
                 _, streams, *_ = socket.recv_fds(connection, 1, 3)
@@ -85,16 +93,21 @@ def _serve(address: str) -> _Command | None:
                 for stream in streams:
                     os.close(stream)
                 running[pid] = connection
-                connection.sendall(b"%d\n" % pid)
+                selector.register(connection, selectors.EVENT_READ, pid)
+                with suppress(OSError):  # the client may be gone
+                    connection.sendall(b"%d\n" % pid)
 
 
-def _tell_who_has_ended(running: dict[int, socket.socket]) -> None:
+def _tell_who_has_ended(running: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with running.pop(pid) as connection, suppress(OSError):  # the client may be gone
-            connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        with running.pop(pid) as connection:
+            with suppress(KeyError):  # its client is gone
+                selector.unregister(connection)
+            with suppress(OSError):
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
 def _take(streams: list[int]) -> None:

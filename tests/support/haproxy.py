@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.debian import library_path, unpacked
+from tests.support.ending import terminated
 from tests.support.waiting import PATIENCE_S, wait_until
 
 CONFIG = Path(__file__).parent.parent.parent / "deploy" / "haproxy" / "haproxy.cfg"
@@ -96,8 +97,7 @@ def haproxy(
             wait_until(door.has_started)
             yield door
         finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            terminated(process)
 
 
 def filled_in(

@@ -122,7 +122,8 @@ class LocalEngine:
         self.engines = Engines([self.engine])
         self.engines.placement = lambda: threads.placement
         self._thread = threading.Thread(
-            target=lambda: drive(self.engines, self._stop, Limits(), self._show, now(), snapshots=self._snapshots)
+            target=lambda: drive(self.engines, self._stop, Limits(), self._show, now(), snapshots=self._snapshots),
+            daemon=True,
         )
         self._thread.start()
         return self

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from kmirror_sandbox.ports import LOOPBACK, free_ports
 from tests.support.debian import library_path, unpacked
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.ending import terminated
+from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).parent.parent.parent / "deploy" / "dns" / "follow-in-charge.sh"
 RECORD = "kafka.example.com."
@@ -90,8 +91,7 @@ class NameServer:
             yield
             assert process.poll() is None, (self.folder / "script").read_text()
         finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            terminated(process)
 
 
 @contextmanager
@@ -120,8 +120,7 @@ def name_server() -> Iterator[NameServer]:
             wait_until(has_started)
             yield server
         finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+            terminated(process)
 
 
 def _environment() -> dict[str, str]:

@@ -101,7 +101,13 @@ class OpenTransaction(_Process):
         numbers = (partitions, records, timeout_ms)
         super().__init__("hold", cluster.bootstrap_servers, topic, *map(str, numbers))
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "open\n", self.process.communicate()
+        is_open = False
+        try:
+            is_open = self.process.stdout.readline() == "open\n"
+        finally:
+            if not is_open:
+                self.process.kill()
+        assert is_open, self.process.communicate()
 
     def commit(self) -> None:
         """Commit it."""

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from kmirror import __version__
-from tests.support.forked import Forked, run, shell_command
+from tests.support import fork_client
+from tests.support.forked import Forked, _server, run, shell_command
+from tests.support.processes import tree, wait_gone
+from tests.support.waiting import PATIENCE_S
 
 KMIRROR = [sys.executable, "-m", "kmirror"]
 #: It waits for a cluster that is not there until it is ended.
@@ -49,8 +52,17 @@ def test_signals_reach_it(tmp_path: Path, number: signal.Signals, code: int) -> 
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
     process.send_signal(number)
-    assert process.wait(30) == process.poll() == code
+    assert process.wait(PATIENCE_S) == process.poll() == code
     process.send_signal(number)
+
+
+def test_it_does_not_outlive_its_client(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as out:
+        streams = (out.fileno(),) * 3
+        connection, pid = fork_client.ask(_server(), [*WAITS[2:], "127.0.0.1:1"], os.environ, str(tmp_path), streams)
+    (process,) = tree(pid)
+    connection.close()
+    assert not wait_gone([process], PATIENCE_S)
 
 
 def test_in_a_shell_it_is_a_command_like_others(tmp_path: Path) -> None:
@@ -62,7 +74,9 @@ def test_in_a_shell_it_is_a_command_like_others(tmp_path: Path) -> None:
         kill -INT $!
         wait $! && echo well
     """
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     printed = [__version__, "2", "well"]
     assert [line.split()[-1] for line in done.stdout.splitlines()] == printed, done
     assert "no-such-verb" in (tmp_path / "wrong").read_text()
