@@ -17,6 +17,7 @@ from kmirror.cluster.pipeline import AppendPipeline
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror_sandbox import cluster_spec
 from tests.support.clusters import MakeCluster, freeze
 from tests.support.leader import OWN_ID, create_topic, young
 from tests.support.oracle import librdkafka_records, raw_log_bytes
@@ -46,7 +47,11 @@ def elect_next(client: ClusterClient, topic: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_demoted_leader_had_appended_is_found_at_its_successor(make_cluster: MakeCluster) -> None:
+def test_what_a_demoted_leader_had_appended_is_found_at_its_successor(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the one that is frozen must not be the active controller, which has the next leader elected
+    monkeypatch.setattr(cluster_spec, "controller_count", lambda brokers: 1)
     three = make_cluster("three", brokers=3, heap=SMALL_HEAP, properties=_PATIENT)
     topic = create_topic(three, partitions=2, replicas=[[LEADER, NEXT, FROZEN]] * 2)
     config = client_config(three.client_properties())
