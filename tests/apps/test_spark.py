@@ -19,6 +19,7 @@ import pytest
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import artifact_jars
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.ending import killed_at_last, printed
 from tests.support.installed_logs import create_topics
 from tests.support.journeys import Journey, Lost, send, values, values_lost
 
@@ -53,7 +54,8 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=60)
+        with killed_at_last(self._process):
+            printed(self._process)
 
     def run(
         self,

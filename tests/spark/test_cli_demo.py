@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.clusters import broker_processes
+from tests.support.ending import killed_at_last, printed
 
 
 @pytest.fixture
@@ -25,8 +27,9 @@ def temporary_folder(tmp_path: Path) -> Iterator[Path]:
     assert list(folder.glob("kmirror-demo-*")) == []
 
 
-def demo(temporary_folder: Path, *verb: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def demo(temporary_folder: Path, *verb: str) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
         [sys.executable, "-m", "kmirror", *(verb or ("demo",))],
         env={**os.environ, "TMPDIR": str(temporary_folder)},
         stdout=subprocess.PIPE,
@@ -34,6 +37,8 @@ def demo(temporary_folder: Path, *verb: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    with killed_at_last(started) as process:
+        yield process
 
 
 def without_progress(err: str) -> str:
@@ -44,7 +49,8 @@ def without_progress(err: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
-    out, err = demo(temporary_folder).communicate()
+    with demo(temporary_folder) as running:
+        out, err = printed(running, 780)
     assert (without_progress(err), out.splitlines()[-3].startswith("Equal every time")) == ("", True), out
     written, copied = re.search(r"in mid-copy: a has ([0-9,]+) records, b has ([0-9,]+)\.", out).groups()  # type: ignore[union-attr]
     assert 0 < int(copied.replace(",", "")) <= int(written.replace(",", ""))
@@ -57,7 +63,8 @@ def test_the_demo_from_beginning_to_end(temporary_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_challenge_passes(temporary_folder: Path) -> None:
-    out, err = demo(temporary_folder, "sandbox", "challenge").communicate()
+    with demo(temporary_folder, "sandbox", "challenge") as running:
+        out, err = printed(running, 480)
     assert without_progress(err) == ""
     assert out.splitlines()[-1].startswith("ALL SCENARIOS PASSED in "), out
     position = "source log truncation detected at position 1000: the source starts at offset 1150 and ends at 1200"
@@ -74,9 +81,9 @@ def test_the_challenge_passes(temporary_folder: Path) -> None:
     [("Two Kafka clusters", signal.SIGTERM), ("$ kmirror create", signal.SIGINT), ("copying: 1 topic", signal.SIGINT)],
 )
 def test_an_interrupted_demo_leaves_nothing_behind(temporary_folder: Path, line: str, number: signal.Signals) -> None:
-    running = demo(temporary_folder)
-    assert running.stdout is not None
-    assert any(line in reported for reported in running.stdout)
-    running.send_signal(number)
-    _, err = running.communicate()
+    with demo(temporary_folder) as running:
+        assert running.stdout is not None
+        assert any(line in reported for reported in running.stdout)
+        running.send_signal(number)
+        _, err = printed(running)
     assert (running.returncode, without_progress(err)) == (130, "kmirror: interrupted\n")

@@ -16,6 +16,7 @@ from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.cluster.security.client_config import client_config
 from kmirror.ops.base.context import Destination
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.ending import killed_at_last, printed
 from tests.support.engine import ROOT, command, kmirror
 from tests.support.mirrors import make_topic, properties_of
 from tests.support.real_logs import producer_of
@@ -68,13 +69,11 @@ def test_a_trial_measures_each_class_of_batches_and_leaves_nothing_behind(
     assert left_of_trials(cluster_pair) == set()
     # interrupted in the middle, it removes all that too
     line = command(cluster_pair.destination, "plan", "--mirror-config", str(config), "--trial", "1GB", "--sample", "0s")
-    interrupted = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
+    started = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with killed_at_last(started) as interrupted:
         wait_until(lambda: any("." in name for name in left_of_trials(cluster_pair)))
         interrupted.send_signal(signal.SIGINT)
-        _, error = interrupted.communicate(timeout=120)
-    finally:
-        interrupted.kill()
+        _, error = printed(interrupted)
     assert interrupted.returncode not in (0, 1), error
     assert left_of_trials(cluster_pair) == set()
 

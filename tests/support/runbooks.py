@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support.clusters import put_quick_java_into
+from tests.support.ending import killed_at_last, printed
 from tests.support.engine import ROOT
 from tests.support.forked import shell_command
 from tests.support.kafka_tools import put_kafka_tools_into
@@ -142,7 +143,7 @@ class Operator:
                     )
                 )
             return ""
-        done = subprocess.run(
+        started = subprocess.Popen(
             command,
             cwd=self._folder,
             env=self.environ,
@@ -150,11 +151,11 @@ class Operator:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
-            timeout=_PATIENCE_S,
         )
-        assert done.returncode == block.exit_code, f"{block.section}: {block.text}\n{done.returncode}\n{done.stdout}"
-        return done.stdout
+        with killed_at_last(started):
+            out, _ = printed(started, _PATIENCE_S)
+        assert started.returncode == block.exit_code, f"{block.section}: {block.text}\n{started.returncode}\n{out}"
+        return out
 
 
 def tools_in(folder: Path, *, with_spark: bool = True) -> Path:
