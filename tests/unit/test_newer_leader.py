@@ -136,6 +136,22 @@ def test_who_is_in_sync_and_most_replicas_must_answer(
         found(says, known)
 
 
+@pytest.mark.parametrize(
+    ("replicas", "answering", "is_enough"),
+    [([1, 2, 3], [2], True), ([1, 2, 3], [], False), ([1, 2], [], True), ([1, 2, 3, 4], [2], False)],
+)
+def test_most_replicas_are_enough_for_who_must_not_be_held_up(
+    replicas: list[int], answering: list[int], is_enough: bool
+) -> None:
+    known = metadata(1, 5, replicas)
+    brokers = Brokers(dict.fromkeys([1, *answering], known))
+    if is_enough:
+        assert newer_leader(brokers, PARTITION, known, 1, strictly=False) is None
+        return
+    with pytest.raises(TimedOutError, match="did not answer"):
+        newer_leader(brokers, PARTITION, known, 1, strictly=False)
+
+
 def test_a_broker_that_does_not_know_the_topic_says_nothing() -> None:
     without = replace(KNOWN, topics={"state": TopicMetadata("state", 3, bytes(16), False, {})})
     with pytest.raises(TimedOutError, match="its replicas on 2, 3 did not answer"):

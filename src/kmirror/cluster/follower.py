@@ -77,11 +77,11 @@ class PartitionFollower:
         """Return whether the leader that was polled still is one, by what the brokers of the other replicas know.
 
         If they know of a newer one, that is polled from now on. A leader that is cut off from its cluster answers as
-        before, and its log does not grow.
+        before, and its log does not grow; nor does that of one that waits for a replica which has just broken down.
         """
         try:
             if self._known is not None:
-                self._newer = newer_leader(self._client, self._partition, self._known, seconds)
+                self._newer = newer_leader(self._client, self._partition, self._known, seconds, strictly=False)
         except TimedOutError:
             return False
         if self._newer is not None:

@@ -267,6 +267,8 @@ class Lease:
             except NotConfirmed as not_confirmed:
                 if not_confirmed.place is not None:
                     self._doubt = not_confirmed, record
+                elif deadline.passed:
+                    raise UnreachableError(f"a heartbeat could not be stored: {not_confirmed.cause}") from not_confirmed
         self.record, self._renewable_until = record, began + _RENEWED_S
 
     def renewal(self, record: EngineRecord) -> Renewal | None:

@@ -286,7 +286,7 @@ def decide_and_write(store: StateStore, writer: StateWriter, decide: Decide, dea
         if pause > deadline.remaining:
             raise TimedOutError(
                 f"other processes kept changing the state of this mirror for {deadline.seconds:g} s (last: {cause})",
-                "nothing was changed; try again once the others have ended",
+                "nothing was changed; try again once the others have ended, and all brokers answer",
             )
         time.sleep(pause)
         attempt_deadline = Deadline(max(deadline.remaining, _ATTEMPT_S))

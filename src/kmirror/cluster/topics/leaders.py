@@ -71,7 +71,7 @@ def is_older(partition: TopicPartition, read: LeaderAddress | None, known: Clust
 
 
 def newer_leader(
-    client: ClusterClient, partition: TopicPartition, known: ClusterMetadata, seconds: float
+    client: ClusterClient, partition: TopicPartition, known: ClusterMetadata, seconds: float, *, strictly: bool = True
 ) -> ClusterMetadata | None:
     """Return what a broker knows of a newer leader than that of `known`; None if no replica's broker knows of one.
 
@@ -79,6 +79,7 @@ def newer_leader(
     from the controllers. A newer leader was in sync when the connection was lost, and a leader that is cut off cannot
     take it from that list. So every replica that any of them calls in sync must answer, the leader as well, and with
     three or more most of all: Kafka 4 also elects some that were in sync before. One that is stopped is not on it.
+    Not `strictly`, most are enough: one that has just broken down is not in the way then, but may have been elected.
 
     Raises:
         TimedOutError: too many do not answer, or the topic was created again.
@@ -107,7 +108,7 @@ def newer_leader(
             newest, answer = theirs.leader_epoch, one
     silent = [node_id for node_id in sorted(ours.replicas) if node_id not in heard]
     has_few = len(ours.replicas) > 2 and 2 * len(silent) >= len(ours.replicas)
-    if answer is None and (has_few or not in_sync.isdisjoint(silent)):
+    if answer is None and (has_few or (strictly and not in_sync.isdisjoint(silent))):
         who = f"its {'replica' if len(silent) == 1 else 'replicas'} on {', '.join(map(str, silent))} did not answer"
         raise TimedOutError(f"{what}: {who}")
     return answer
