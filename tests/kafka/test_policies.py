@@ -6,7 +6,7 @@ No broker has such a policy of its own: the tests give one to it (tests/apps/jav
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics import policies, topic_requests
 from kmirror.cluster.topics.policies import settled_to_create
@@ -22,6 +23,7 @@ from kmirror.cluster.topics.trim import trim_compacted
 from kmirror.engine.clock import now_ms
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add import archive_admin
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import change, require_mirror
 from kmirror.ops.base.topic_results import Outcome
@@ -332,6 +334,41 @@ def test_a_failback_says_how_long_the_archive_keeps_records(
         (said,) = [one for one in done.result.warnings if archive in one]
         assert said.startswith(f"{archive} keeps records only for 30d after they were archived")
         assert_kept(guarded, archive, held, now_ms())
+
+
+def test_a_new_plan_archives_again_if_the_archive_soon_deletes_records(
+    source_cluster: SandboxCluster, guarded: SandboxCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, plan = unique_topic(), tmp_path / "plan.json"
+    first_append_ms = archive_admin._first_append_ms
+
+    def aged(client: ClusterClient, archive: str, partitions: Collection[int]) -> int:
+        age_ms = LONGEST_RETENTION_MS - 600_000 if archive.endswith(".1") else 0
+        return first_append_ms(client, archive, partitions) - age_ms
+
+    with Trip(guarded, source_cluster) as trip:
+        make_topic(guarded, topic, cleanup_policy="compact")
+        produce(guarded, topic, ["common"])
+        assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+        trip.copy_to_b()
+        assert failover(trip.at_b, trip.mirror).result.exit_code == 0
+        produce(guarded, topic, ["lost-1", "lost-2"])
+        held = shown(guarded, topic)[1:]
+        archives = []
+        for _ in range(2):
+            planned = trip.back(strategy=Strategy.OFFLINE, plan=str(plan))
+            assert planned.result.exit_code == 0, planned.result
+            archives.append(archives_of(planned)[topic]["archive"])
+        assert archives == [f"{topic}.kmirror-archive.1"] * 2, "it keeps them for long enough"
+        monkeypatch.setattr(archive_admin, "_first_append_ms", aged)
+        planned = trip.back(strategy=Strategy.OFFLINE, plan=str(plan))
+        assert planned.result.exit_code == 0, planned.result
+        archive = archives_of(planned)[topic]["archive"]
+        assert archive == f"{topic}.kmirror-archive.2"
+        until_ms = read_plan(plan).archives_kept_until_ms
+        assert until_ms is not None
+        assert until_ms > now_ms() + LONGEST_RETENTION_MS // 2
+        assert [(one.key, one.value) for one in shown(guarded, archive)] == [(one.key, one.value) for one in held]
 
 
 def recent(cluster: SandboxCluster, topic: str, records: int) -> None:

@@ -385,6 +385,23 @@ def test_a_cleaner_removes_records_without_a_key(forgetful: ForgetfulCluster, ma
     assert any("270 records of the source are missing in the destination" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("kind", [DifferenceKind.MISSING, DifferenceKind.EXTRA])
+def test_a_lost_record_without_a_key_is_no_work_of_a_cleaner(twins: Twins, kind: DifferenceKind) -> None:
+    """The topics are compacted since, but no cleaner has come: an aborted transaction takes the offsets in one log."""
+    sides = (twins.source, twins.destination)
+    having, lacking = sides if kind is DifferenceKind.MISSING else reversed(sides)
+    log = [Record(i, BASE_TIME + i, None, b"v%d" % i) for i in range(10)]
+    twins.both(lambda side: side.append(log))
+    having.append(log[:4])
+    lacking.transaction([b"never seen"] * 3, commit=False)
+    twins.both(lambda side: side.append(log))
+    twins.both(lambda side: side.set("cleanup.policy", "compact"))
+    found = twins.difference()
+    assert (found.offset, found.kind) == (10, kind)
+    assert twins.difference(10).offset == 10, "a sample looks at what is before it"
+    assert twins.compare(14).equal
+
+
 def test_however_many_keys_wait_a_log_is_read_again_once(
     forgetful: ForgetfulCluster, make_twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch
 ) -> None:

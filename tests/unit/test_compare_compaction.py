@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -168,6 +168,54 @@ class TestCompaction:
             assert any("6 records" in note and "removed by compaction" in note for note in found.notes)
         lost = difference(MadeLog(batches_of(log)), MadeLog(batches_of(cleaned)), end=10)
         assert (lost.offset, lost.kind) == (1, DifferenceKind.MISSING)
+
+    def test_a_record_without_a_key_is_lost_if_an_earlier_one_is_left(self) -> None:
+        """Cleaners begin at the log's start."""
+        log = [record(offset, key=None) for offset in range(30)]
+        lacking = [one for one in log if not 12 <= one.offset < 15]
+        for source, destination, kind in (
+            (log, lacking, DifferenceKind.MISSING),
+            (lacking, log, DifferenceKind.EXTRA),
+        ):
+            for start in (0, 5, 12):
+                found = difference(self.compacted(source), self.compacted(destination), start, end=30)
+                assert (found.offset, found.kind) == (12, kind), start
+            assert compare(self.compacted(source), self.compacted(destination), 15, end=30).equal
+
+    def test_a_record_without_a_key_is_lost_if_one_is_left_after_cleaned_ones(self) -> None:
+        log = [record(offset, key=None if offset % 2 else b"k%d" % offset) for offset in range(60)]
+        lacking = [one for one in log if one.key is not None or (one.offset > 20 and one.offset != 51)]
+        one, other = self.compacted(log), self.compacted(lacking)
+        found = difference(one, other, end=60)
+        assert (found.offset, found.kind) == (51, DifferenceKind.MISSING)
+        assert other.scans == 2, "the log is not read again for each missing record"
+        found = difference(other, one, end=60)
+        assert (found.offset, found.kind) == (51, DifferenceKind.EXTRA)
+
+    def test_a_record_without_a_key_at_another_offset_is_a_difference(self) -> None:
+        log = [record(i, key=None if i in (4, 11) else b"k%d" % i) for i in range(20) if i != 12]
+        for left in (log, [one for one in log if one.offset != 4]):
+            moved = [replace(one, offset=12) if one.offset == 11 else one for one in left]
+            for source, destination in ((left, moved), (moved, left)):
+                found = difference(self.compacted(source), self.compacted(destination), end=20)
+                assert found.offset == (11 if left is log else 12)
+                assert found.kind in (DifferenceKind.MISSING, DifferenceKind.EXTRA)
+
+    def test_a_foreign_record_without_a_key_in_a_hole_is_a_difference(self) -> None:
+        log = [record(i, key=None) for i in range(20) if i != 12]
+        foreign = sorted([*log, record(12, key=None)], key=_offset)
+        assert difference(self.compacted(log), self.compacted(foreign), end=20).kind is DifferenceKind.EXTRA
+
+    def test_a_cleaner_may_remove_records_without_a_key_while_logs_are_compared(self) -> None:
+        """The earlier ones were there when they were compared; when the log is read again they are gone."""
+
+        class Cleaned(MadeLog):
+            def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
+                return (one for one in super().scan(start, end) if one.key is not None)
+
+        log = [record(i, key=b"k%d" % i if i % 3 == 0 else None) for i in range(30)]
+        lacking = batches_of(one for one in log if one.key is not None or not 10 <= one.offset < 20)
+        assert compare(self.compacted(log), Cleaned(lacking, compacted=True), end=19).equal
 
     def test_a_tombstone_goes_when_its_key_is_gone(self) -> None:
         log = [*records(0, 50), record(50, key=b"k3", value=None), *records(51, 58)]

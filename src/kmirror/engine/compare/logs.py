@@ -215,7 +215,9 @@ class _LogComparison:
                 one.missing.spill()
                 other.missing.spill()
                 continue
-            if not waiting and (ours := one.whole_batch) and (theirs := other.whole_batch) and same_batch(ours, theirs):
+            needs_records = waiting or one.missing.needs_every_record or other.missing.needs_every_record
+            ours, theirs = one.whole_batch, other.whole_batch
+            if not needs_records and ours and theirs and same_batch(ours, theirs):
                 self._records += ours.header.record_count
                 self._position = ours.header.next_offset
                 self._report_progress(self._position)

@@ -3,7 +3,8 @@
 Each log is compacted independently, so a record may be missing in one of them once a later one of its key is there.
 Compaction also removes tombstones, after a while, but never before all older records of the key (KIP-534): a missing
 tombstone is explained if no older record of its key is left, and so are the records that it superseded. And it removes
-every record without a key, which a topic may have from before it was compacted.
+every record without a key, which a topic may have from before it was compacted. Each pass of a cleaner begins at the
+log's start, so a missing record without a key is explained only if the log has none before it either.
 
 The hashes of keys that wait for a later record are kept, in memory or, after `spill`, on disk; `unexplained` searches
 the log for the remaining ones.
@@ -34,6 +35,13 @@ class Superseded:
         self._other = other
         self._waiting: dict[bytes, KeyWait] = {}
         self._on_disk: KeysOnDisk | None = None
+        #: From here on the log may have records without a key that were read; None: it has none.
+        self._keyless_from: int | None = 0
+
+    @property
+    def needs_every_record(self) -> bool:
+        """True if `seen` must be called for each record: records without a key are missing, and none is left so far."""
+        return self._keyless_from is None
 
     def __len__(self) -> int:
         """Return how many keys wait in memory."""
@@ -55,12 +63,21 @@ class Superseded:
 
     def excuses(self, record: Record) -> bool:
         """Note a missing record; return False if nothing later can explain it."""
-        if not self._log.is_compacted():
+        if not self._log.is_compacted() or (record.key is None and self._has_keyless_below(record.offset)):
             return False
         self.count += 1
         if record.key is not None:
             self._wait(_hash(record.key), record)
         return True
+
+    def _has_keyless_below(self, offset: int) -> bool:
+        """Return whether the log has a record without a key before an offset; a cleaner may have removed those seen."""
+        if self._keyless_from is not None:
+            with closing(self._log.scan(self._keyless_from, offset)) as records:
+                if any(record.key is None for record in records):
+                    return True
+            self._keyless_from = None
+        return False
 
     def _wait(self, key: bytes, record: Record) -> None:
         known = self._waiting.get(key)
@@ -69,12 +86,15 @@ class Superseded:
 
     def seen(self, record: Record) -> None:
         """Note that this record is in the log."""
-        if self._waiting and record.key is not None:
+        if record.key is None:
+            self._keyless_from = record.offset if self._keyless_from is None else self._keyless_from
+        elif self._waiting:
             self._waiting.pop(_hash(record.key), None)
 
     def seen_alone(self, record: Record, other: Superseded) -> None:
         """Note that this record is in the log but not in the other, as `other` already knows."""
         if not self._waiting or record.key is None:
+            self.seen(record)
             return
         key = _hash(record.key)
         wait = self._waiting.pop(key, None)

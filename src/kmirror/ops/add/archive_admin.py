@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
@@ -28,6 +28,8 @@ from kmirror.state.waiting import Deadline, refused
 _POLICY, _TIME, _BYTES, _CLOCK = "cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type"
 #: Records are as old as they have been in the topic.
 _SINCE_APPENDED = "LogAppendTime"
+#: An archive that may begin to delete records sooner is of no use.
+_SHORTEST_MS = 3_600_000
 
 
 def create_archive(
@@ -86,10 +88,24 @@ def kept_ms(client: ClusterClient, archive: str, partitions: Collection[int]) ->
 def kept_until_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int | None:
     """Return when an archive may begin to delete what it has, in epoch ms; None: never. Raises as `kept_ms`."""
     kept = kept_ms(client, archive, partitions)
+    return None if kept is None else _first_append_ms(client, archive, partitions) + kept
+
+
+def is_kept_for_now(client: ClusterClient, archive: str, partitions: Collection[int]) -> bool:
+    """Return whether it takes a while until an archive may begin to delete what it has. Raises as `kept_ms`."""
+    kept = kept_ms(client, archive, partitions)
     if kept is None:
-        return None
-    first = client.list_offsets({TopicPartition(archive, partition): 0 for partition in partitions}).values()
-    return min((one.timestamp for one in first if one.timestamp is not None), default=now_ms()) + kept
+        return True
+    left_ms = _first_append_ms(client, archive, partitions) + kept - now_ms()
+    return left_ms > min(_SHORTEST_MS, kept // 2)
+
+
+def _first_append_ms(client: ClusterClient, archive: str, partitions: Collection[int]) -> int:
+    """Return when the oldest record of an archive was appended, now if it has none. Raises KmirrorError."""
+    found = client.list_offsets({TopicPartition(archive, partition): 0 for partition in partitions})
+    for partition, answer in found.items():
+        require(answer.error_code, f"looking up the first record of {partition}")
+    return min((one.timestamp for one in found.values() if one.timestamp is not None), default=now_ms())
 
 
 def _is_below(client: ClusterClient, archive: str, partitions: Collection[int], size: int) -> bool:
@@ -109,8 +125,6 @@ def _is_below(client: ClusterClient, archive: str, partitions: Collection[int], 
 
 
 def is_kept(client: ClusterClient, archive: str, partitions: Collection[int], proved: Mapping[int, Proof]) -> bool:
-    """Return whether these partitions of an archive are proved, and unchanged since. Raises as `kept_ms`."""
-    if not still_valid(client, archive, proved).keys() >= set(partitions):
-        return False
-    kept_ms(client, archive, partitions)
-    return True
+    """Return whether partitions of an archive are proved, unchanged since and kept for now. Raises as `kept_ms`."""
+    is_proved = still_valid(client, archive, proved).keys() >= set(partitions)
+    return is_proved and is_kept_for_now(client, archive, partitions)

@@ -12,12 +12,12 @@ from kmirror.cluster.client import LATEST, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason, RefusedError, UnreachableError
-from kmirror.ops.add.archive_admin import is_kept
+from kmirror.ops.add.archive_admin import is_kept, is_kept_for_now
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, source_client
 from kmirror.ops.base.gone import described_topic
 from kmirror.ops.failback.facts import TopicComparison, bounds_of, forks_of
-from kmirror.ops.failback.progress import TopicWork
+from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.state.records import MirrorRecord
 from kmirror.work import Watch
 
@@ -49,14 +49,23 @@ def require_untouched(destination: Destination, work: TopicWork) -> None:
             )
     if not is_archived(destination, work):
         raise RefusedError(
-            f"{topic} is kept: its archive {work.archive} was deleted since it was proved, or has lost or got records",
+            f"{topic} is kept: its archive {work.archive} was deleted since it was proved, has lost or got records, or"
+            " soon deletes them",
             "run the same command again: it archives them again",
         )
 
 
 def is_archived(destination: Destination, work: TopicWork) -> bool:
-    """Return whether the archive of a topic is as it was verified; True without one. Raises as `kept_ms`."""
+    """Return whether a topic's archive is as it was verified, and is kept; True without one. Raises as `kept_ms`."""
     return work.archive is None or is_kept(destination.client, work.archive, work.ranges, work.proved)
+
+
+def is_usable(destination: Destination, work: TopicWork) -> bool:
+    """Return whether the recorded archive of a topic will do, complete or not. Raises as `kept_ms`."""
+    if work.step is not TopicStep.ARCHIVE:
+        return is_archived(destination, work)
+    client, archive = destination.client, work.archive
+    return archive is None or described_topic(client, archive) is None or is_kept_for_now(client, archive, work.ranges)
 
 
 def require_copied(

@@ -28,7 +28,7 @@ from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Plan, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
-from kmirror.ops.failback.recheck import is_archived, require_copied, require_untouched
+from kmirror.ops.failback.recheck import is_usable, require_copied, require_untouched
 from kmirror.ops.groups.restore import committed_on
 from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.settings.durations import format_duration
@@ -135,11 +135,7 @@ def _plan_archive(topic: Topic) -> None:
     """Decide which records go into which archive."""
     run, found, known = topic.run, topic.comparison, topic.known
     discard = run.plan.request.discard
-    if (
-        known is not None
-        and _fits(known, found, discard=discard)
-        and (known.step is TopicStep.ARCHIVE or is_archived(run.destination, known))
-    ):
+    if known is not None and _fits(known, found, discard=discard) and is_usable(run.destination, known):
         return
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None

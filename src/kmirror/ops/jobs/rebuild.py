@@ -251,7 +251,7 @@ class RebuildAttempt:
         now, then = self._ranges(rebuild), rebuild.ranges or {}
         saved = [p for p, mine in then.items() if any(low < high for low, high in mine)]
         if saved and not is_kept(client, rebuild.archive, saved, rebuild.proved or {}):
-            why = "this archive was deleted, or has lost or got records"
+            why = "this archive was deleted, has lost or got records, or soon deletes them"
         elif now.keys() != then.keys() or not all(
             mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()
         ):
