@@ -177,7 +177,7 @@ def test_nothing_is_called_lost_while_it_is_unknown_whether_it_was_copied_back(
 def test_what_the_source_has_is_reported_where_it_may_never_be_known_whether_it_was_copied_back(
     monkeypatch: pytest.MonkeyPatch, reason: Reason
 ) -> None:
-    """Once, each repeat read that the source had more, and told only that it may have: for ever, with exit code 5."""
+    """Once, each repeat read that the source had more, but said only that it may have, each time with exit code 5."""
     again = Rerun(monkeypatch, UNREAD, UNREAD)
     again.there = UnreachableError("we may not read it", "grant READ", reason)
     again.source.ends = [10, 15]
