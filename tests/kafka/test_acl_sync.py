@@ -364,7 +364,8 @@ def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
     message, hint = denial_of(failover(destination, name))
     assert str(message).startswith(f"{topic} is stopped, but {who} is denied WRITE on it")
     user = "'User:*'" if denied == "*" else "User:kmirror"
-    assert hint.endswith(f"--remove --force --deny-principal {user} --operation Write --topic {topic}")
+    for text in (str(message), hint):
+        assert text.endswith(f"--remove --force --deny-principal {user} --operation Write --topic {topic}")
     assert {row.state for row in describe(destination, name)} == {PartitionState.STOPPED}
     assert (written(pair.destination, "app", topic) is None) is (denied == "kmirror")
     again = failover(destination, name).result

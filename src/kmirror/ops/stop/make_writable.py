@@ -287,12 +287,12 @@ def _denied(work: StopWork, topics: Collection[str], deferred: Collection[AclBin
         topic: sorted(one for one in some if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one))
         for topic, some in writing.items()
     }
+    lines = {one: kafka_acls_line(one, cluster, remove=True) for some in denials.values() for one in some}
+    hint = "\n".join(["to allow it, have an administrator run:", *dict.fromkeys(lines.values())])
     found = {topic: some for topic, some in denials.items() if some}
-    lines = {kafka_acls_line(one, cluster, remove=True): None for some in found.values() for one in some}
-    hint = "\n".join(["to allow it, have an administrator run:", *lines])
     for topic, some in found.items():
         who = "everyone" if any(one.principal == EVERYONE for one in some) else "kmirror"
-        why = f"{who} {work.becomes} denied WRITE on it ({listed([str(one) for one in some])})"
+        why = f"{who} {work.becomes} denied WRITE on it; to allow it: {'; '.join(lines[one] for one in some)}"
         message = f"{topic} {work.becomes} stopped, but {why}"
         work.done.results.append(TopicResult(topic, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
     return set(found)
