@@ -348,7 +348,7 @@ def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move
     assert written(move.source, "app", topic) is None
 
 
-def test_a_login_that_may_only_read_its_topics_is_told_what_the_source_received_after_the_stop(
+def test_with_rights_on_its_topics_alone_promote_reports_what_the_source_received_after_the_stop(
     move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, a promote that was killed before it read the source never said so: each repeat ended with 5."""
