@@ -1011,7 +1011,7 @@ MUTANTS = (
         "do not report partitions that are added during the stop",
         "ops/stop/source_after_stop.py",
         "check_source_after_stop",
-        "after.rows += [_added_after(partition, None) for partition in sorted(added)]",
+        "after.rows += [_added_after(partition, None) for partition in sorted(after.added)]",
         "pass",
         "a promote would succeed although the copy lacks a partition",
         ("tests/unit/test_promote_readiness.py",),

@@ -36,6 +36,7 @@ from kmirror.ops.base.context import Destination, change, now_ms, require_mirror
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.check.findings import Grade
+from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.rights.acl_sync import RightsJob
@@ -61,6 +62,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.librdkafka import librdkafka
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import selector
 from tests.support.screens import piped
 from tests.support.screens import written as written_on
@@ -342,25 +344,65 @@ def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
     sync(mirror)
     assert not here(pair) & {*frozen, *writes}
 
-    def warned(report: VerbReport) -> str:
-        assert report.result.exit_code == 0, report.result
-        (warning,) = [one for one in report.result.warnings if "denied WRITE" in one]
-        return warning
+    def denial_of(report: VerbReport) -> tuple[str | None, str]:
+        assert report.result.exit_code == ExitCode.PARTLY_DONE, report.result
+        (row,) = [one for one in report.result.results if one.result is Outcome.FAILED]
+        assert (row.topic, row.partition, row.reason) == (topic, None, Reason.NOT_AUTHORIZED)
+        assert not [one for one in report.result.warnings if "WRITE" in one]
+        error = report.result.error
+        assert error is not None
+        return row.message, str(error.hint)
 
     who = "everyone" if denied == "*" else "kmirror"
-    would = warned(failover(destination, name, dry_run=True))
-    assert would.startswith(f"{topic} would be stopped, and {who} would be denied WRITE on it")
+    would = denial_of(failover(destination, name, dry_run=True))
+    assert str(would[0]).startswith(f"{topic} would be stopped, but {who} would be denied WRITE on it")
     # killed after that, the command finds the denial that it has created
     with pytest.raises(KeyboardInterrupt):
         failover(destination, name, checkpoint=interrupt_after("lift the write protection"))
     assert here(pair) >= {*frozen, *writes}
-    assert warned(failover(destination, name, dry_run=True)) == would
-    is_stopped = warned(failover(destination, name))
-    assert is_stopped.startswith(f"{topic} is stopped, and {who} is denied WRITE on it")
+    assert denial_of(failover(destination, name, dry_run=True)) == would
+    message, hint = denial_of(failover(destination, name))
+    assert str(message).startswith(f"{topic} is stopped, but {who} is denied WRITE on it")
     user = "'User:*'" if denied == "*" else "User:kmirror"
-    assert is_stopped.endswith(f"--remove --force --deny-principal {user} --operation Write --topic {topic}")
+    for text in (str(message), hint):
+        assert text.endswith(f"--remove --force --deny-principal {user} --operation Write --topic {topic}")
     assert {row.state for row in describe(destination, name)} == {PartitionState.STOPPED}
     assert (written(pair.destination, "app", topic) is None) is (denied == "kmirror")
+    again = failover(destination, name).result
+    assert (again.exit_code, {row.result for row in again.results}) == (0, {Outcome.NOOP})
+
+
+def test_a_switchover_waits_for_the_operator_where_the_source_had_frozen_a_topic(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Once, it said that the destination took writes to a topic that was denied them there, too, and reversed it."""
+    destination, name, _ = mirror
+    frozen, free = unique_topic(), unique_topic()
+    for topic in (frozen, free):
+        create_topic(pair.at_source, topic, 1, 1, {})
+    give(pair.at_source, acls("topic", frozen, "*", "WRITE", deny=True))
+    assert add(destination, name, selector(frozen, free)).exit_code == 0
+    sync(mirror)
+    back = {**pair.destination.client_properties("kmirror"), **secret()}
+    request = SwitchoverRequest(name, back, timeout_ms=120_000, idle_ms=0, watch_s=0.1)
+    lines: list[str] = []
+    with LocalEngine(destination, name) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(destination, name)))
+        rehearsed = switchover(destination, request, dry_run=True).result
+        first = switchover(destination, request, lambda view: lines.extend(view.lines)).result
+        for done in (rehearsed, first):
+            assert done.exit_code == ExitCode.PARTLY_DONE
+            bad = [row for row in done.results if row.result is not Outcome.DONE]
+            assert [(row.topic, row.partition, row.reason) for row in bad] == [(frozen, None, Reason.NOT_AUTHORIZED)]
+            assert f"--operation Write --topic {frozen}" in str(done.error and done.error.hint)
+        assert "nothing was reversed yet" in str(first.error and first.error.hint)
+        assert not [line for line in lines if "takes writes now" in line]
+        assert {row.state for row in describe(destination, name)} == {PartitionState.STOPPED}
+        switchover(destination, request, lambda view: lines.extend(view.lines))
+    assert [line for line in lines if line.startswith(f"kmirror is denied WRITE on {frozen} here")]
+    (writable,) = [line for line in lines if "takes writes now" in line]
+    assert "start clients of 1 topic here" in writable
 
 
 def test_a_topic_on_which_kmirror_is_granted_no_write_is_not_stopped(

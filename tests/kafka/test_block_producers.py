@@ -19,10 +19,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
-from kmirror.errors import ExitCode, RefusedError
+from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial
 from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.check.check import check
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.create import create
@@ -345,6 +346,32 @@ def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move
         assert back.result.exit_code == 0, back.result
     assert move.denials == set()
     assert written(move.source, "app", topic) is None
+
+
+def test_with_rights_on_its_topics_alone_promote_reports_what_the_source_received_after_the_stop(
+    move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a promote that was killed before it read the source never said so: each repeat ended with 5."""
+    topic, _ = move.topics
+    request = PromoteRequest(move.mirror, selector(topic), None, 120_000, idle_ms=0)
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with LocalEngine(move.destination, move.mirror) as engine, monkeypatch.context() as killed:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        killed.setattr("kmirror.ops.stop.promote.check_source_after_stop", kill)
+        with pytest.raises(KeyboardInterrupt):
+            promote(move.destination, request)
+    assert written(move.source, "app", topic) is None
+    for _ in range(2):
+        done = promote(move.destination, request).result
+        (row,) = done.results
+        assert done.exit_code == ExitCode.PARTLY_DONE
+        assert (row.result, row.reason, row.lag) == (Outcome.FAILED, Reason.SOURCE_WRITTEN_AFTER_STOP, 1)
+        assert "unless the topic was copied back from here" in str(row.message)
+        assert "--operation Read --topic __kmirror_state" in str(row.hint)
 
 
 @pytest.mark.long

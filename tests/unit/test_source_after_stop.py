@@ -15,6 +15,7 @@ from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.stop.promote_readiness import ANOTHER
 from kmirror.ops.stop.report import stopped_row, totals_of, totals_sentences
 from kmirror.ops.stop.source_after_stop import SourceAfterStop, check_source_after_stop, rows_of_stopped
 from kmirror.ops.stop.work import StopResults
@@ -165,11 +166,47 @@ def test_nothing_is_called_lost_while_it_is_unknown_whether_it_was_copied_back(
     """Once, the destination's own records, copied back, were recorded as lost for good."""
     again = Rerun(monkeypatch, UNREAD, UNREAD)
     again.source.ends = [10, 15]
-    again.there = UnreachableError("we may not read it", "grant READ", Reason.NOT_AUTHORIZED)
+    again.there = UnreachableError("it does not answer", "start it", Reason.SOURCE_UNREACHABLE)
     rows = again.rows()
     assert [row.result for row in rows] == [Outcome.NOOP, Outcome.TIMED_OUT]
-    assert rows[1].hint == "grant READ; run the same command again: it checks"
+    assert rows[1].hint == "start it; run the same command again: it checks"
     assert list(again.recorded) == [0]
+
+
+@pytest.mark.parametrize("reason", [Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED])
+def test_what_the_source_has_is_reported_where_it_may_never_be_known_whether_it_was_copied_back(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    """Once, each repeat read that the source had more, but said only that it may have, each time with exit code 5."""
+    again = Rerun(monkeypatch, UNREAD, UNREAD)
+    again.there = UnreachableError("we may not read it", "grant READ", reason)
+    again.source.ends = [10, 15]
+    for _ in range(2):
+        rows = again.rows()
+        written = (1, Outcome.FAILED, Reason.SOURCE_WRITTEN_AFTER_STOP)
+        assert outcomes(rows) == [(0, Outcome.NOOP, Reason.PROMOTED), written]
+        assert (rows[1].lag, exit_code_of(rows)) == (5, ExitCode.PARTLY_DONE)
+        more = "the source received 5 offsets that the copy lacks, unless the topic was copied back from here"
+        assert rows[1].message == f"t-1 is stopped at 10; after that, {more}"
+        assert rows[1].hint == "grant READ; run the same command again: it checks"
+        assert list(again.recorded) == [0]
+    again.source.ends = [10, 8]
+    assert outcomes(again.rows())[1] == (1, Outcome.FAILED, Reason.SOURCE_DIVERGED)
+    # partitions that were added, and a topic that was recreated
+    again.source.ends, again.source.partitions = [10, 10, 3], 3
+    assert outcomes(again.rows())[2] == (2, Outcome.FAILED, Reason.SOURCE_WRITTEN_AFTER_STOP)
+    assert 2 not in again.recorded
+    with monkeypatch.context() as recreated:
+        recreated.setattr("kmirror.ops.stop.source_after_stop.count_of", lambda *_: ANOTHER)
+        assert outcomes(again.rows()) == [(p, Outcome.FAILED, Reason.SOURCE_TOPIC_RECREATED) for p in (0, 1)]
+        assert again.recorded == {}
+    # once it can be read, it is settled as always
+    again.source.ends, again.source.partitions, again.there = [10, 15], 2, None
+    assert (
+        again.rows()[1].hint
+        == "stop the producers; `kmirror add --adopt` resumes mirroring if nothing was written here since"
+    )
+    assert list(again.recorded) == [0, 1]
 
 
 def test_the_mark_is_that_of_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:

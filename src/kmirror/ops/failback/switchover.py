@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kmirror.cluster.writing.writable import probe_writable
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.context import (
@@ -39,13 +40,13 @@ from kmirror.ops.rights.own_rights import refusal_of_records
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import IDLE_MS, PromoteRequest, PromoteView, Watcher
-from kmirror.ops.stop.report import VerbReport
+from kmirror.ops.stop.report import VerbReport, partitions_of
 from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import MirrorRecord
-from kmirror.words import address_of, at_time, counted
+from kmirror.words import address_of, at_time, counted, listed
 
 VERB = "switchover"
 
@@ -176,13 +177,23 @@ class _Switchover:
         return {"topics": self.topics[:_MOST_RECORDED], "count": len(self.topics)}
 
     def record_writable(self) -> None:
-        """Record and show that this cluster takes writes."""
-        since_ms = now_ms()
-        address = address_of(*self.destination.config.bootstrap_servers[0])
-        writable = f"{address} takes writes now, since {at_time(since_ms)}: start clients of"
-        line = f"{writable} {counted(len(self.topics), 'topic')} here; what follows prepares the way back"
-        self.watcher(PromoteView((since_ms - self.began_ms) / 1000, lines=(line,)))
-        self.progress.begin(_RETURN, {**self.facts, "writableSinceMs": since_ms})
+        """Record and show that this cluster takes writes, to all topics but those on which a probe is refused."""
+        state, name = self.destination.state(), self.mirror.name
+        known = [record for topic in self.topics if (record := state.topic(name, topic))]
+        partitions = [partition for topic in known for partition in partitions_of(topic)]
+        since_ms, probed = now_ms(), probe_writable(self.destination.client, partitions)
+        denied = sorted({p.topic for p, error in probed.items() if error and error.reason is Reason.NOT_AUTHORIZED})
+        count, facts, lines = len(self.topics) - len(denied), self.facts, []
+        if denied:
+            facts["denied"] = denied[:_MOST_RECORDED]
+            lines.append(f"kmirror is denied WRITE on {listed(denied)} here: allow it before you start clients of them")
+        if count:
+            facts["writableSinceMs"] = since_ms
+            writable = f"{address_of(*self.destination.config.bootstrap_servers[0])} takes writes now"
+            start = f"start clients of {counted(count, 'topic')} here"
+            lines.append(f"{writable}, since {at_time(since_ms)}: {start}; what follows prepares the way back")
+        self.watcher(PromoteView((since_ms - self.began_ms) / 1000, lines=tuple(lines)))
+        self.progress.begin(_RETURN, facts)
 
     def reverse(self) -> None:
         """Make the old source a mirror of this cluster."""

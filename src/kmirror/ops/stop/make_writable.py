@@ -274,27 +274,28 @@ def lift_protection(work: StopWork) -> str:
 
 
 def _denied(work: StopWork, topics: Collection[str], deferred: Collection[AclBinding] = ()) -> set[str]:
-    """Return the topics on which an ACL, or a deferred one, denies kmirror WRITE, and warn of each.
+    """Return the topics on which an ACL, or a deferred one, denies kmirror WRITE, and add a FAILED row for each.
 
-    None of them fails for it: what was denied at the source stays denied here, and no probe can succeed.
+    They are stopped all the same: what was denied at the source stays denied here, and no probe can succeed.
     """
-    found: set[str] = set()
     if not topics:
-        return found
+        return set()
     surveyed, cluster = survey(work.destination.client, topics), admin_options(work.destination.config)
     acls = AclIndex({*surveyed.acls, *deferred})
-    for topic in sorted(topics):
-        writing = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
-        denials = [one for one in writing if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one)]
-        if denials:
-            found.add(topic)
-            who = "everyone" if any(one.principal == EVERYONE for one in denials) else "kmirror"
-            lines = "\n".join(kafka_acls_line(one, cluster, remove=True) for one in sorted(denials))
-            work.done.warnings.append(
-                f"{topic} {work.becomes} stopped, and {who} {work.becomes} denied WRITE on it"
-                f" ({listed([str(one) for one in sorted(denials)])}); to allow it:\n{lines}"
-            )
-    return found
+    writing = {topic: acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE) for topic in sorted(topics)}
+    denials = {
+        topic: sorted(one for one in some if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one))
+        for topic, some in writing.items()
+    }
+    lines = {one: kafka_acls_line(one, cluster, remove=True) for some in denials.values() for one in some}
+    hint = "\n".join(["to allow it, have an administrator run:", *dict.fromkeys(lines.values())])
+    found = {topic: some for topic, some in denials.items() if some}
+    for topic, some in found.items():
+        who = "everyone" if any(one.principal == EVERYONE for one in some) else "kmirror"
+        why = f"{who} {work.becomes} denied WRITE on it; to allow it: {'; '.join(lines[one] for one in some)}"
+        message = f"{topic} {work.becomes} stopped, but {why}"
+        work.done.results.append(TopicResult(topic, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
+    return set(found)
 
 
 def check_rights(work: StopWork) -> None:

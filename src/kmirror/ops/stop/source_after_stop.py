@@ -6,7 +6,7 @@ or whose source did not answer, is finished by the next one; and what the copy l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import LATEST, ClusterClient
@@ -33,6 +33,8 @@ from kmirror.words import counted
 _SOURCE_S = 10.0
 _AGAIN = "run the same command again: it checks"
 _DELETED = code_name(Code.UNKNOWN_TOPIC_OR_PARTITION)
+#: Why what is stored on the source may stay unreadable, however often it is read.
+_LASTING = frozenset({Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED})
 
 
 @dataclass(slots=True)
@@ -53,6 +55,12 @@ class SourceAfterStop:
     copied_back: list[TopicPartition] = field(default_factory=list)
     #: Partitions that only the source has.
     added: list[TopicPartition] = field(default_factory=list)
+
+    def drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Record nothing of these partitions that the source has answered."""
+        self.ends = {partition: end for partition, end in self.ends.items() if partition not in partitions}
+        self.recreated = [partition for partition in self.recreated if partition not in partitions]
+        self.added = [partition for partition in self.added if partition not in partitions]
 
     def record(self, destination: Destination, mirror: str) -> None:
         """Record it; if that fails, a warning says so, and the next promote reads the source again."""
@@ -101,10 +109,12 @@ def check_source_after_stop(
 ) -> SourceAfterStop:
     """Read where the source ends after a stop of topics; the ends of the partitions to check are in `done`.
 
-    With `doubt` it is unknown whether they are copied back from here: only ends that are the same say something then.
+    With `doubt` it is unknown whether they are copied back from here: only ends that are the same are recorded then.
+    The others are FAILED if the doubt may last; else they count as not read.
     """
     after, ends, deleted = SourceAfterStop(copied=done.ends), done.ends, set[str]()
     asked = {TopicPartition(topics[p.topic].source_topic, p.partition): p for p in ends}
+    known = {*ends, *map(_partition_of, done.results)}
     try:
         found, silent = source.newest_metadata({there.topic for there in asked}, timeout=_SOURCE_S)
         counts = {partition.topic: count_of(topics[partition.topic], found) for partition in ends}
@@ -113,7 +123,7 @@ def check_source_after_stop(
         asked = {there: p for there, p in asked.items() if counts[p.topic] != ANOTHER and p.topic not in deleted}
         for name, count in counts.items():
             there_are = {TopicPartition(name, p) for p in range(count)} if isinstance(count, int) else set()
-            after.added += sorted(there_are - ends.keys())
+            after.added += sorted(there_are - known)
             if there_are and not silent:
                 after.absent += [p for p in asked.values() if p.topic == name and p not in there_are]
         asked = {there: p for there, p in asked.items() if p not in after.absent}
@@ -132,13 +142,15 @@ def check_source_after_stop(
             after.ends[asked[there]] = answer.offset
         elif answer.error_code:
             after.warnings.append(f"{there} could not be read after the stop: {code_name(answer.error_code)}")
+    doubted = set[TopicPartition]()
     if doubt is not None:
-        after.ends = {partition: end for partition, end in after.ends.items() if end == ends[partition]}
-        after.recreated, after.added, deleted = [], [], set()
+        doubted = {p for p, end in after.ends.items() if end != ends[p]} | {*after.recreated, *after.added}
         after.warnings.append(f"it is unknown whether topics are copied back to the source: {doubt.message}")
+        if doubt.reason not in _LASTING:
+            after.drop(doubted)
+            doubted, deleted = set(), set()
     again = doubt.hint if doubt is not None else None
     again = f"{again}; {_AGAIN}" if again else _AGAIN
-    added = set(after.added)
     for row in done.results:
         partition = _partition_of(row)
         if partition in after.recreated:
@@ -153,12 +165,18 @@ def check_source_after_stop(
         elif partition in after.absent:
             after.rows.append(_complete(row, partition, after))
         else:
-            added.discard(partition)
             before = _by_what_is_recorded(row)
             is_open = partition in ends and before.result in (Outcome.DONE, Outcome.NOOP)
             hint = None if partition.topic in deleted else again
             after.rows.append(_unchecked(row, partition, hint) if is_open else before)
-    after.rows += [_added_after(partition, None) for partition in sorted(added)]
+    after.rows += [_added_after(partition, None) for partition in sorted(after.added)]
+    after.drop(doubted)
+    after.rows = [
+        replace(row, message=f"{row.message}, unless the topic was copied back from here", hint=again)
+        if _partition_of(row) in doubted
+        else row
+        for row in after.rows
+    ]
     return after
 
 
