@@ -432,8 +432,7 @@ class _Promotion:
         self.done.warnings += [*after.warnings, *missing]
         for name in going:
             self.waiting.pop(name, None)
-            # a stopped topic on which WRITE is denied has a FAILED row, too
-            if any(row.result in (Outcome.DONE, Outcome.NOOP) for row in done.results if row.topic == name):
+            if done.has_stopped(name):
                 self.show.say(f"{name} is stopped")
             elif self.request.together:
                 self.failed = name

@@ -62,6 +62,12 @@ class StopResults:
     #: Why the source did not return its ends; None if it did, or was not asked.
     source_trouble: str | None = None
 
+    def has_stopped(self, topic: str) -> bool:
+        """Return whether a whole topic is stopped; one on which WRITE is denied has a FAILED row of its own, too."""
+        rows = [row for row in self.results if row.topic == topic]
+        stopped = {row.partition for row in rows if row.result in (Outcome.DONE, Outcome.NOOP)}
+        return bool(stopped) and stopped.issuperset(row.partition for row in rows if row.partition is not None)
+
 
 @dataclass(slots=True)
 class StopWork:
