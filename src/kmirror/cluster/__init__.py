@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from typing import Any
+
+#: Held while something of kafka-python is imported. Its packages import each other: threads that import different ones
+#: would wait for each other, which Python ends with an error, and what was imported by half never works again.
+KAFKA_IMPORTS = threading.RLock()
 
 
 def _import_kafka_when_it_is_used() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.connection import Connection, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.kept_connections import is_usable
 from kmirror.cluster.log_ahead import SpareConnections
@@ -435,7 +436,8 @@ class ClusterClient:
 
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
         """Read settings of brokers; without the brokers that do not return them."""
-        from kafka.protocol.admin import DescribeConfigsRequest
+        with KAFKA_IMPORTS:
+            from kafka.protocol.admin import DescribeConfigsRequest
 
         resource_type = DescribeConfigsRequest.DescribeConfigsResource
         metadata = self._metadata or self.metadata([])

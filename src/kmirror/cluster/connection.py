@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.connect_hints import handshake_hint, strange_answer, tls_refusal, unreachable_hint
 from kmirror.cluster.connecting import connected
 from kmirror.cluster.protocol import api_versions, metadata
@@ -453,7 +454,8 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
         return frame
 
     def decode(frame: memoryview, version: int) -> tuple[Any, int]:
-        from kafka.protocol.api_header import ResponseClassRegistry
+        with KAFKA_IMPORTS:
+            from kafka.protocol.api_header import ResponseClassRegistry
 
         try:
             answer = ResponseClassRegistry.get_response_class(message.header).decode(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from enum import IntEnum
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.protocol.codes import Code
 
@@ -30,7 +31,8 @@ def find_coordinators(
     Raises:
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.metadata import FindCoordinatorRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.metadata import FindCoordinatorRequest
 
     left, deadline = list(keys), time.monotonic() + timeout
     found: dict[str, Coordinator | int] = dict.fromkeys(left, int(Code.COORDINATOR_NOT_AVAILABLE))

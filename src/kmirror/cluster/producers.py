@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.connection import exchange_of
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -50,7 +51,8 @@ def describe_producers(
 
 def producers_question(led: Iterable[TopicPartition]) -> Exchange:
     """Return the request to one leader; what it answers is for `producers_in`."""
-    from kafka.protocol.admin import DescribeProducersRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeProducersRequest
 
     topic_type = DescribeProducersRequest.TopicRequest
     topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(led).items()]
@@ -107,7 +109,8 @@ def transactions_of(
     Raises:
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.admin import ListTransactionsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import ListTransactionsRequest
 
     until = time.monotonic() + patience_s
     found: dict[int, tuple[str, str]] = {}

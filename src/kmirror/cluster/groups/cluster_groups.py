@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import KeyType, find_coordinators
@@ -75,7 +76,8 @@ class ClusterGroups:
             UnreachableError: a broker does not answer, or is missing, so that groups would be missing.
             BrokerError: a broker refuses.
         """
-        from kafka.protocol.admin import ListGroupsRequest
+        with KAFKA_IMPORTS:
+            from kafka.protocol.admin import ListGroupsRequest
 
         deadline = time.monotonic() + self._timeout
         while True:
@@ -220,7 +222,8 @@ class ClusterGroups:
         Raises:
             UnreachableError: no broker answers.
         """
-        from kafka.protocol.admin import DeleteGroupsRequest
+        with KAFKA_IMPORTS:
+            from kafka.protocol.admin import DeleteGroupsRequest
 
         def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
             answer = connection.request(DeleteGroupsRequest(groups_names=list(some)), timeout=timeout)
@@ -276,7 +279,8 @@ def visible_groups(client: ClusterClient) -> list[str]:
     Raises:
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.admin import ListGroupsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import ListGroupsRequest
 
     names: set[str] = set()
     for node_id, broker in client.metadata([]).brokers.items():
@@ -305,7 +309,8 @@ def _listed(group: Any) -> ListedGroup:
 
 
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
-    from kafka.protocol.consumer import OffsetFetchRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.consumer import OffsetFetchRequest
 
     api = Api(OffsetFetchRequest.API_KEY, OffsetFetchRequest.name, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME)
     version = connection.version_for(api)
@@ -335,7 +340,8 @@ def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dic
 
 
 def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float) -> dict[TopicPartition, int]:
-    from kafka.protocol.consumer import OffsetCommitRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.consumer import OffsetCommitRequest
 
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
@@ -360,7 +366,8 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
 def _delete(
     connection: Connection, group: str, partitions: Collection[TopicPartition], timeout: float
 ) -> dict[TopicPartition, int] | int:
-    from kafka.protocol.consumer import OffsetDeleteRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.consumer import OffsetDeleteRequest
 
     topic_type = OffsetDeleteRequest.OffsetDeleteRequestTopic
     partition_type = topic_type.OffsetDeleteRequestPartition

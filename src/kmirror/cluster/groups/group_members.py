@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import (
@@ -65,7 +66,8 @@ def describe_classic(connection: Connection, groups: Sequence[str], timeout: flo
     Raises:
         OutcomeUnknown: no whole answer in time.
     """
-    from kafka.protocol.admin import DescribeGroupsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeGroupsRequest
 
     request = DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False)
     answer = connection.request(request, highest=_DESCRIBE_GROUPS, timeout=timeout)

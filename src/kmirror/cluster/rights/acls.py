@@ -16,6 +16,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
@@ -80,7 +81,8 @@ def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.admin import CreateAclsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import CreateAclsRequest
 
     def request(some: Sequence[AclBinding]) -> Any:
         return CreateAclsRequest(creations=[CreateAclsRequest.AclCreation(*_encoded(one)) for one in some])
@@ -94,7 +96,8 @@ def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.admin import DeleteAclsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DeleteAclsRequest
 
     def request(some: Sequence[AclBinding]) -> Any:
         return DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(*_encoded(one)) for one in some])
@@ -168,7 +171,8 @@ def kafka_acls_line(binding: AclBinding, cluster: Arguments, *, remove: bool = F
 
 
 def _described(resource_type: ResourceType | None) -> Any:
-    from kafka.protocol.admin import DescribeAclsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeAclsRequest
 
     return DescribeAclsRequest(
         resource_type_filter=_ANY if resource_type is None else _RESOURCE_CODES[resource_type],

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from uuid import UUID
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import OPERATION_CODES
 from kmirror.cluster.protocol.codes import Code
@@ -19,7 +20,8 @@ OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OP
 
 def cluster_operations(client: ClusterClient) -> frozenset[int]:
     """Return our operations on the cluster; empty without DESCRIBE on it, which brokers require."""
-    from kafka.protocol.admin import DescribeClusterRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeClusterRequest
 
     answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
     return frozenset(answer.authorized_operations or ())
@@ -39,7 +41,8 @@ def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequen
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.metadata import MetadataRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.metadata import MetadataRequest
 
     topic_type = MetadataRequest.MetadataRequestTopic
     lacking: dict[str, list[str]] = {}
@@ -67,7 +70,8 @@ def missing_operations(authorized_operations: Collection[int] | None, needed: Se
 
 def groups_lacking(client: ClusterClient, groups: Collection[str], needed: str) -> list[str]:
     """Return the groups, which need not exist, on which we lack a right. Raises UnreachableError."""
-    from kafka.protocol.admin import DescribeGroupsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeGroupsRequest
 
     if not groups:
         return []
@@ -92,7 +96,8 @@ def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool
 
     It ends a transaction that never began: without the right the broker refuses before it looks the transaction up.
     """
-    from kafka.protocol.producer import EndTxnRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.producer import EndTxnRequest
 
     request = EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
     answer = client.ask_any(request, highest=4)
@@ -104,7 +109,8 @@ def may_delete(client: ClusterClient, topic: str) -> bool:
 
     It deletes no records: without the right a broker refuses before it looks the topic up. Raises UnreachableError.
     """
-    from kafka.protocol.admin import DeleteRecordsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DeleteRecordsRequest
 
     topic_type = DeleteRecordsRequest.DeleteRecordsTopic
     partition = topic_type.DeleteRecordsPartition(partition_index=0, offset=0)

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.questions import Question
@@ -38,7 +39,8 @@ def alter_quotas(
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.admin import AlterClientQuotasRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import AlterClientQuotasRequest
 
     entry_type = AlterClientQuotasRequest.EntryData
     changes = sorted([*((one, False) for one in wanted), *((one, True) for one in unwanted)])
@@ -77,7 +79,8 @@ def scram_users(client: ClusterClient, timeout: float | None = None) -> frozense
 
 
 def _quotas_request() -> Any:
-    from kafka.protocol.admin import DescribeClientQuotasRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeClientQuotasRequest
 
     return DescribeClientQuotasRequest(components=[], strict=False)
 
@@ -93,7 +96,8 @@ def _quotas_in(config: ClientConfig, answer: Any) -> frozenset[Quota]:
 
 
 def _users_request() -> Any:
-    from kafka.protocol.admin import DescribeUserScramCredentialsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeUserScramCredentialsRequest
 
     return DescribeUserScramCredentialsRequest(users=None)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.acl_binding import (
@@ -93,7 +94,8 @@ def probe_principal(
 
 def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: str) -> bool:
     """Return whether we may use a group that no ACL covers; if ACLs cover all, whether the default may be set."""
-    from kafka.protocol.admin import DescribeGroupsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeGroupsRequest
 
     if any(one.covers(ResourceType.GROUP, name) for one in acls):
         return _may_be_set(client)
@@ -103,7 +105,8 @@ def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: st
 
 def _may_be_set(client: ClusterClient) -> bool:
     """Return whether `allow.everyone.if.no.acl.found` may be true on a broker, as far as we can see."""
-    from kafka.protocol.admin import DescribeConfigsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeConfigsRequest
 
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     for node_id, broker in client.metadata([]).brokers.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.security.client_config import ClientConfig, scram_escaped
 from kmirror.cluster.security.kerberos import KerberosClient
 from kmirror.cluster.security.msk import MskLogin
@@ -27,7 +28,8 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
     Raises:
         UnreachableError: reason AUTHENTICATION_FAILED, or no token is available; never shows a password or a token.
     """
-    from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
     timeout = config.connect_timeout_ms / 1000
     # get the token before the broker waits for it
@@ -129,8 +131,9 @@ def _refusal(config: ClientConfig, address: str, why: str) -> UnreachableError:
 
 
 def _mechanism(config: ClientConfig, address: str) -> Any:
-    from kafka.net.sasl.plain import SaslMechanismPlain
-    from kafka.net.sasl.scram import SaslMechanismScram
+    with KAFKA_IMPORTS:
+        from kafka.net.sasl.plain import SaslMechanismPlain
+        from kafka.net.sasl.scram import SaslMechanismScram
 
     if config.kerberos is not None:
         return KerberosClient(config.kerberos, address.rpartition(":")[0].strip("[]"))

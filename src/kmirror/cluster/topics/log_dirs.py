@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -40,7 +41,8 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
     Raises:
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.admin import DescribeLogDirsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeLogDirsRequest
 
     taken: list[int] = []
     free: list[int] = []
@@ -82,7 +84,8 @@ def stored_sizes(
     Raises:
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.admin import DescribeLogDirsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeLogDirsRequest
 
     def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
         topic_type = DescribeLogDirsRequest.DescribableLogDirTopic

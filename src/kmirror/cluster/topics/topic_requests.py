@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import Broker
@@ -63,7 +64,8 @@ def create_partitions(client: ClusterClient, counts: Mapping[str, int], *, quota
         BrokerError: the first refusal; THROTTLING_QUOTA_EXCEEDED only if the quota allows it too late.
         OutcomeUnknown: not answered.
     """
-    from kafka.protocol.admin import CreatePartitionsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import CreatePartitionsRequest
 
     topic_type = CreatePartitionsRequest.CreatePartitionsTopic
     wanted = {name: topic_type(name=name, count=count, assignments=None) for name, count in counts.items()}
@@ -114,7 +116,8 @@ def create_topics(
         OutcomeUnknown: not answered in time; they may exist now, or soon.
         UnreachableError: no broker answers; nothing was sent.
     """
-    from kafka.protocol.admin import CreateTopicsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import CreateTopicsRequest
 
     topic_type = CreateTopicsRequest.CreatableTopic
     config_type = topic_type.CreatableTopicConfig
@@ -154,7 +157,8 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
         OutcomeUnknown: not answered in time; they may be gone now, or soon.
         UnreachableError: no broker answers; nothing was sent.
     """
-    from kafka.protocol.admin import DeleteTopicsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DeleteTopicsRequest
 
     state_type = DeleteTopicsRequest.DeleteTopicState
     no_id = UUID(int=0)
@@ -237,7 +241,8 @@ def topic_errors(
         UnsupportedVersionError: the broker is older than Kafka 3.1.
         UnreachableError: no broker answers.
     """
-    from kafka.protocol.metadata import MetadataRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.metadata import MetadataRequest
 
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(topic_id=UUID(bytes=topic_id), name=None) for topic_id in topic_ids]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import topic_configs
 from kmirror.cluster.protocol.codes import Code
@@ -71,7 +72,8 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    from kafka.protocol.admin import DescribeConfigsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeConfigsRequest
 
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=TOPIC, resource_name=topic, configuration_keys=None
@@ -91,7 +93,8 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
 
 def alteration(changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False) -> Any:
     """Return the request that sets some settings of topics; None resets to the brokers' default."""
-    from kafka.protocol.admin import IncrementalAlterConfigsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import IncrementalAlterConfigsRequest
 
     resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
     config_type = resource_type.AlterableConfig

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient, require, seconds_left
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -86,7 +87,8 @@ def delete_records(
     Raises:
         UnreachableError: no broker of the cluster answers at all.
     """
-    from kafka.protocol.admin import DeleteRecordsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DeleteRecordsRequest
 
     topic_type = DeleteRecordsRequest.DeleteRecordsTopic
     partition_type = topic_type.DeleteRecordsPartition

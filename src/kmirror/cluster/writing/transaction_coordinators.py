@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kmirror.cluster import KAFKA_IMPORTS
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import exchange_of
 from kmirror.cluster.coordinators import Coordinator, KeyType, find_coordinators
@@ -39,14 +40,16 @@ def transaction_coordinators(
 
 def last_transaction(transactional_id: str) -> Exchange:
     """Return the request for the state of an id's last transaction."""
-    from kafka.protocol.admin import DescribeTransactionsRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.admin import DescribeTransactionsRequest
 
     return exchange_of(DescribeTransactionsRequest(transactional_ids=[transactional_id]), highest=0)
 
 
 def begin(transactional_id: str, timeout_ms: int, producer: tuple[int, int] = (-1, -1)) -> Exchange:
     """Return the request for a new producer epoch; with a `producer` id and epoch, only if it is still the last."""
-    from kafka.protocol.producer import InitProducerIdRequest
+    with KAFKA_IMPORTS:
+        from kafka.protocol.producer import InitProducerIdRequest
 
     producer_id, producer_epoch = producer
     request = InitProducerIdRequest(

@@ -1,0 +1,65 @@
+"""kafka-python is imported when it is needed, by whichever thread comes first: never by two at once."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kmirror
+
+SOURCES = sorted(Path(kmirror.__file__).parent.parent.rglob("*.py"))
+#: Twelve threads import kafka-python's packages, each in an order of its own.
+PROGRAM = """
+import importlib, random, sys, threading
+from kmirror.cluster import KAFKA_IMPORTS
+
+NAMES = ["kafka.protocol.metadata", "kafka.protocol.admin", "kafka.protocol.producer", "kafka.protocol.consumer",
+    "kafka.protocol.sasl", "kafka.net.sasl.plain", "kafka.net.sasl.scram"]
+sys.setswitchinterval(1e-6)
+together, failed = threading.Barrier(12), []
+
+def import_all(seed):
+    names = random.Random(seed).sample(NAMES, len(NAMES))
+    together.wait()
+    for name in names:
+        try:
+            with KAFKA_IMPORTS:
+                importlib.import_module(name)
+        except BaseException as error:
+            failed.append(repr(error))
+
+threads = [threading.Thread(target=import_all, args=(seed,)) for seed in range(12)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+sys.exit("; ".join(failed) or 0)
+"""
+
+
+def imports_of_kafka(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[int, bool]]:
+    """Yield the line of each import of kafka-python, and whether the lock is held there."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if any(name.split(".")[0] == "kafka" for name in names):
+                yield node.lineno, guarded
+        holds = isinstance(node, ast.With) and any(
+            isinstance(item.context_expr, ast.Name) and item.context_expr.id == "KAFKA_IMPORTS" for item in node.items
+        )
+        yield from imports_of_kafka(node, guarded or holds)
+
+
+def test_every_import_of_kafka_python_holds_the_lock() -> None:
+    found = {(path, *one) for path in SOURCES for one in imports_of_kafka(ast.parse(path.read_text()))}
+    assert len(found) > 20
+    assert [f"{path}:{line}" for path, line, guarded in sorted(found) if not guarded] == []
+
+
+def test_threads_import_kafka_python_one_after_the_other() -> None:
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
