@@ -130,7 +130,7 @@ def test_a_topic_that_the_probe_cannot_write_is_not_called_stopped(
         assert done.exit_code == ExitCode.PARTLY_DONE
         (row,) = [row for row in done.results if row.topic == shut]
         assert (row.result, row.reason) == ("FAILED", Reason.NOT_AUTHORIZED)
-        assert "kafka-acls" in (row.hint or "")
+        assert "--remove --force --deny-principal User:kmirror" in (row.hint or "")
     assert {row.topic: row.state for row in describe(destination, mirror)} == {
         shut: PartitionState.STOPPING,
         sound: PartitionState.STOPPED,

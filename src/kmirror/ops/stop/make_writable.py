@@ -39,6 +39,7 @@ from kmirror.ops.stop.first_source import FirstSource
 from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import RUN_AGAIN, PresentSettings, StopWork
 from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.state.rights_records import SHARED
 from kmirror.sync.acl_index import AclIndex, Resource
 from kmirror.sync.setting_changes import retention_notes, settings_at_stop
 from kmirror.words import counted, listed
@@ -257,13 +258,13 @@ def lift_protection(work: StopWork) -> str:
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     probed = probe_writable(destination.client, partitions, metadata=work.metadata) if names else {}
     refused = {one.topic for one, error in probed.items() if error and error.reason is Reason.NOT_AUTHORIZED}
-    denied = _denied(work, refused - work.failed.keys())
+    denied, commands = _denied(work, refused - work.failed.keys())
     unproven = set(denied)
     for partition, error in probed.items():
         if error is None or partition.topic in work.failed or partition.topic in denied:
             continue
         if error.reason is Reason.NOT_AUTHORIZED:
-            hint = f"{RUN_AGAIN}; before that: {error.hint}"
+            hint = f"{RUN_AGAIN}; before that: {commands.get(partition.topic, error.hint)}"
             work.fail(partition.topic, KmirrorError(error.message, hint, error.reason))
             continue
         # a broker that is away must not hold up a stop
@@ -273,29 +274,35 @@ def lift_protection(work: StopWork) -> str:
     return "rights lifted"
 
 
-def _denied(work: StopWork, topics: Collection[str], deferred: Collection[AclBinding] = ()) -> set[str]:
-    """Return the topics on which an ACL, or a deferred one, denies kmirror WRITE, and add a FAILED row for each.
+def _denied(
+    work: StopWork, topics: Collection[str], deferred: Collection[AclBinding] = ()
+) -> tuple[set[str], dict[str, str]]:
+    """Return the topics on which what is copied from the source denies kmirror WRITE, and add a FAILED row for each.
 
-    They are stopped all the same: what was denied at the source stays denied here, and no probe can succeed.
+    They are stopped all the same: that stays, and no probe can succeed. `deferred` ACLs count as well. Returns also, by
+    topic, the commands that delete the ACLs which deny it, whoever made them.
     """
     if not topics:
-        return set()
-    surveyed, cluster = survey(work.destination.client, topics), admin_options(work.destination.config)
-    acls = AclIndex({*surveyed.acls, *deferred})
-    writing = {topic: acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE) for topic in sorted(topics)}
-    denials = {
-        topic: sorted(one for one in some if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one))
-        for topic, some in writing.items()
-    }
-    lines = {one: kafka_acls_line(one, cluster, remove=True) for some in denials.values() for one in some}
+        return set(), {}
+    mirror, cluster = work.request.mirror, admin_options(work.destination.config)
+    state, surveyed = work.destination.state(), survey(work.destination.client, topics)
+    copied = {*deferred, *(one for name in (*topics, SHARED) for one in state.rights(mirror, name).made)}
+    acls, found = AclIndex({*surveyed.acls, *deferred}), dict[str, list[AclBinding]]()
+    for topic in sorted(topics):
+        writing = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
+        denials = [one for one in writing if one.permission is AclPermission.DENY and surveyed.own.are_denied_by(one)]
+        if denials:
+            found[topic] = sorted(denials)
+    lines = {one: kafka_acls_line(one, cluster, remove=True) for some in found.values() for one in some}
     hint = "\n".join(["to allow it, have an administrator run:", *dict.fromkeys(lines.values())])
-    found = {topic: some for topic, some in denials.items() if some}
-    for topic, some in found.items():
+    stopped = {topic for topic, some in found.items() if copied.issuperset(some)}
+    for topic in sorted(stopped):
+        some = found[topic]
         who = "everyone" if any(one.principal == EVERYONE for one in some) else "kmirror"
         why = f"{who} {work.becomes} denied WRITE on it; to allow it: {'; '.join(lines[one] for one in some)}"
         message = f"{topic} {work.becomes} stopped, but {why}"
         work.done.results.append(TopicResult(topic, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint))
-    return set(found)
+    return stopped, {topic: "\n".join(lines[one] for one in some) for topic, some in found.items()}
 
 
 def check_rights(work: StopWork) -> None:
@@ -307,12 +314,13 @@ def check_rights(work: StopWork) -> None:
     given = {one for group in (*plan.give.values(), plan.shared) for one in group}
     deferred = [one for one in given if one.permission is AclPermission.DENY]
     missing = missing_rights(work.destination.client, names, needed)
-    denied = _denied(work, names if deferred else [name for name in missing if "WRITE" in missing[name]], deferred)
+    refused = [name for name in missing if "WRITE" in missing[name]]
+    denied, commands = _denied(work, names if deferred else refused, deferred)
     for name in sorted(missing):
         rights = [right for right in missing[name] if right != "WRITE" or name not in denied]
         if not rights:
             continue
         message = f"the destination does not grant us {' and '.join(rights)} on topic {name}"
-        hint = grant_line(work.destination.config, rights, *option("--topic", name))
+        hint = commands.get(name) or grant_line(work.destination.config, rights, *option("--topic", name))
         row = TopicResult(name, None, Outcome.FAILED, message, Reason.NOT_AUTHORIZED, hint=hint)
         work.done.results.append(row)
