@@ -149,7 +149,7 @@ def test_a_run_ends_on_request(
     assert out.splitlines()[-1].startswith("stopped after ")
     lines = log.read_text().splitlines()
     # on a busy machine Spark may need longer for its first workers than they may be silent
-    late = re.compile(rf"{TIME} (ERROR   {mirror} no worker has reported|INFO    {mirror} all lanes report again)")
+    late = re.compile(rf"{TIME} (ERROR   |INFO    ){mirror} {mirror}: (no worker has|all lanes report again)")
     lines = [line for line in lines if not late.match(line)]
     assert all(re.match(rf"{TIME} (INFO   |WARNING) {mirror} ", line) for line in lines), "\n".join(lines)
     messages = [line.split(maxsplit=3)[3] for line in lines]
