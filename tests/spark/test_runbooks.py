@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ from tests.support.mirrors import make_topic, new_mirror, produce, properties_of
 from tests.support.ports import free_base_port
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
 from tests.support.shared_clusters import SMALL_HEAP
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 RECORDS = 200
 
@@ -396,8 +397,11 @@ def test_uninstalling(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Pa
                 ).returncode
                 == 0
             )
-            operator.follow("4.")
-            wait_until(lambda: describe_acls(admin) == others)
+            typed = operator.follow("4.")
+            deadline = time.monotonic() + PATIENCE_S
+            while (found := describe_acls(admin)) != others:
+                assert time.monotonic() < deadline, f"{sorted(map(str, found ^ others))}\n{typed}"
+                time.sleep(0.1)
             assert set(admin.metadata().topics) - {"__consumer_offsets"} == {topic, "__transaction_state"}
             operator.follow("5.")
             assert not list((tmp_path / "cache").iterdir())
