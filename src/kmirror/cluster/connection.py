@@ -16,9 +16,10 @@ import mmap
 import socket
 import ssl
 import struct
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from kmirror.cluster import KAFKA_IMPORTS
@@ -57,6 +58,8 @@ _METADATA = 3
 _READING = frozenset({1, 2, _METADATA, 9, 15, 16, 23, 29, 32, 35, 48, 50, 60, 61, 65, 66})
 #: Where a framed request has the number of its kind.
 _API_KEY = struct.Struct(">4xh")
+#: kafka-python's classes of answers, and versions, of which one has been decoded.
+_known_answers: set[tuple[Any, int]] = set()
 
 
 def _api_key_of(buffers: Sequence[Buffer]) -> int:
@@ -446,6 +449,7 @@ class Connection:
 def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) -> Exchange:
     """Return one of `kafka.protocol`'s requests, of which versions from `lowest` to `highest` will do."""
     kind = type(message)
+    answers = getattr(sys.modules[kind.__module__], kind.__name__.removesuffix("Request") + "Response")
 
     def encode(correlation_id: int, version: int, client_id: str) -> bytes:
         message.API_VERSION = version
@@ -454,15 +458,14 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
         return frame
 
     def decode(frame: memoryview, version: int) -> tuple[Any, int]:
-        with KAFKA_IMPORTS:
-            from kafka.protocol.api_header import ResponseClassRegistry
-
-        try:
-            answer = ResponseClassRegistry.get_response_class(message.header).decode(
-                frame, version=version, header=True
-            )
-        except (ValueError, IndexError, struct.error) as error:
-            raise FrameError(str(error)) from None
+        # kafka-python writes the code that decodes a version when it first meets one. Threads that do so at once can leave
+        # code that never works, and in its table of answers a class that is gone: hence neither the table nor two threads.
+        with nullcontext() if (answers, version) in _known_answers else KAFKA_IMPORTS:
+            try:
+                answer = answers.decode(frame, version=version, header=True)
+            except (ValueError, IndexError, struct.error) as error:
+                raise FrameError(str(error)) from None
+        _known_answers.add((answers, version))
         return answer, getattr(answer, "throttle_time_ms", 0) or 0
 
     top = kind.max_version if highest is None else highest
