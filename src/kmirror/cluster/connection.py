@@ -458,7 +458,7 @@ def exchange_of(message: Any, *, lowest: int = 0, highest: int | None = None) ->
         return frame
 
     def decode(frame: memoryview, version: int) -> tuple[Any, int]:
-        # kafka-python writes the code that decodes a version when it first meets one. Threads that do so at once may leave
+        # kafka-python writes the code that decodes a version when it first meets one. Threads that do so together leave
         # code that never works, and a dead class in its table of answers: hence one thread, and not the table.
         with nullcontext() if (answers, version) in _known_answers else KAFKA_IMPORTS:
             try:
