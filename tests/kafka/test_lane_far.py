@@ -15,10 +15,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.protocol.read_ahead import Covered
 from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.engine.clock import now
+from kmirror.engine.lane.ahead import Ahead
 from kmirror.engine.lane.brokers.links import DestinationLink
 from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write, write_large
@@ -58,13 +61,26 @@ def read_ahead_bytes(lane: Lane) -> int:
     return sum(reach.received_bytes for reach in lane._fetching.ahead._reaches.values())
 
 
-def test_a_backlog_is_read_ahead_and_copied_as_it_is(looped: Mirror, wire: Wire) -> None:
+def test_a_backlog_is_read_ahead_and_copied_as_it_is(
+    looped: Mirror, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[PartitionCopy, tuple[int, int]] = {}
+    begins = Ahead.begins
+
+    def begins_noted(self: Ahead, partition: PartitionCopy, found: Covered, fetched_with: int, at: float) -> bool:
+        learned.setdefault(partition, (found.next_offset, partition.intake.next_offset))
+        return begins(self, partition, found, fetched_with, at)
+
+    monkeypatch.setattr(Ahead, "begins", begins_noted)
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
         write(looped.source, topic, MEGABYTES, partition)
     lane = start_far_away(looped, wire)
     looped.wait_copied(lane)
     assert read_ahead_bytes(lane) > PARTITIONS * 2 << 20
+    # taking batches in changes them: how large they are is learned before
+    assert len(learned) == PARTITIONS
+    assert all(end == taken for end, taken in learned.values()), learned
     fill(looped, topic, 10)
     looped.wait_copied(lane)
     assert looped.stop(lane).clean
