@@ -161,6 +161,7 @@ class Ahead:
             or not partition.wants_records
             or source.is_deferred
             or at < source.session_until
+            or (at < reach.breadth.refused_until and not reach.links.items())
         ):
             return False
         reading = ReadAhead(REQUEST_BYTES)
@@ -223,6 +224,9 @@ class Ahead:
             wanted = min(reach.polls.connections, self._most_connections)
             if reach.readings:
                 wanted = max(wanted, reach.breadth.wanted)
+            if at < reach.breadth.refused_until:
+                # those that are open have to do; if there is none, what is read ahead needs one
+                wanted = 1 if reach.readings and not reach.links.items() else 0
             for number in range(wanted):
                 reach.links.open((node_id, number))
             self._poll(reach, at)
