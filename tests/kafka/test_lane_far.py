@@ -237,7 +237,7 @@ def test_a_broker_that_accepts_no_more_connections_is_seldom_asked_for_others(
         requests, reach = lane._state.background_requests, lane._fetching.ahead._reaches[1]
         connect = requests.connect
         mirror.wait(lane, lambda: reach.open_links and len(reach.open_links) == len(reach.links.items()))
-        # the connections that are open by now stay, but for these
+        # other connections that are open now stay open
         allow(admin, 1)
         mirror.wait(lane, lambda: is_refused(full.cluster.bootstrap_servers))
 
