@@ -23,6 +23,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.inspected import Pair, delete_records, failure, produce, transact
 from tests.support.leader import OWN_ID, batch_of
 from tests.support.oracle import segment_files
+from tests.support.real_logs import delete_records as delete_first
 from tests.support.waiting import wait_until
 
 
@@ -65,6 +66,13 @@ def test_dense_logs_take_one_fetch_of_each_side_for_dozens_of_partitions(pair: P
     for partition, facts in enumerate(found):
         assert (facts.tail, facts.tail_epoch, facts.tail_producer_id) == (TailMatch.SAME, epoch, OWN_ID)
         assert judge(assignments[partition], None, facts) == Copy(30 + partition)
+    # that logs which begin below their sources' begin with no filler takes one more fetch
+    for partition in range(partitions):
+        delete_first(pair.source, topic, 10, partition)
+    fetches.clear()
+    found = pair.inspector.inspect(assignments)
+    assert fetches[fetch.API_KEY] == 3
+    assert {(facts.tail, facts.source_log_start, facts.filler_end) for facts in found} == {(TailMatch.SAME, 10, None)}
 
 
 def test_batches_too_large_for_one_answer_are_compared_too(pair: Pair, fetches: Counter[int]) -> None:

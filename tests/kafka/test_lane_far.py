@@ -5,6 +5,7 @@ A wire to a real broker passes on answers later. Judged by what both sides have 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from math import inf
@@ -15,10 +16,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.cluster.protocol.quota import Quota
+from kmirror.cluster.protocol.read_ahead import Covered
 from kmirror.cluster.rights.client_quotas import alter_quotas
 from kmirror.engine.clock import now
-from kmirror.engine.lane.brokers.links import DestinationLink
+from kmirror.engine.lane.ahead import Ahead
+from kmirror.engine.lane.brokers.links import DestinationLink, LinkKind
 from kmirror.engine.lane.lane import Lane
+from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.far_logs import write, write_large
@@ -58,13 +62,26 @@ def read_ahead_bytes(lane: Lane) -> int:
     return sum(reach.received_bytes for reach in lane._fetching.ahead._reaches.values())
 
 
-def test_a_backlog_is_read_ahead_and_copied_as_it_is(looped: Mirror, wire: Wire) -> None:
+def test_a_backlog_is_read_ahead_and_copied_as_it_is(
+    looped: Mirror, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[PartitionCopy, tuple[int, int]] = {}
+    begins = Ahead.begins
+
+    def begins_noted(self: Ahead, partition: PartitionCopy, found: Covered, fetched_with: int, at: float) -> bool:
+        learned.setdefault(partition, (found.next_offset, partition.intake.next_offset))
+        return begins(self, partition, found, fetched_with, at)
+
+    monkeypatch.setattr(Ahead, "begins", begins_noted)
     topic = looped.topic(partitions=PARTITIONS)
     for partition in range(PARTITIONS):
         write(looped.source, topic, MEGABYTES, partition)
     lane = start_far_away(looped, wire)
     looped.wait_copied(lane)
     assert read_ahead_bytes(lane) > PARTITIONS * 2 << 20
+    # taking batches in changes them: how large they are is learned before
+    assert len(learned) == PARTITIONS
+    assert all(end == taken for end, taken in learned.values()), learned
     fill(looped, topic, 10)
     looped.wait_copied(lane)
     assert looped.stop(lane).clean
@@ -201,6 +218,53 @@ def test_a_broker_that_accepts_few_connections_is_copied_over_those(
 
 
 @pytest.mark.slow
+def test_a_broker_that_accepts_no_more_connections_is_seldom_asked_for_others(
+    make_cluster: MakeCluster, destination_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New records alone, without a backlog, use several connections too."""
+    with (
+        cluster_behind_wires(make_cluster, "full") as full,
+        closing(Mirror(full.behind_wire, destination_cluster)) as mirror,
+    ):
+        topic = mirror.topic()
+        admin = AdminClient({"bootstrap.servers": full.cluster.bootstrap_servers})
+        producer = Producer({"bootstrap.servers": mirror.source.bootstrap_servers, "acks": "all", "linger.ms": 0})
+        producer.produce(topic, b"value", partition=0)
+        assert producer.flush(60) == 0
+        lane = start_far_away(mirror, full.wire)
+        mirror.wait_copied(lane)
+        asked: list[LinkKind] = []
+        requests, reach = lane._state.background_requests, lane._fetching.ahead._reaches[1]
+        connect = requests.connect
+        mirror.wait(lane, lambda: reach.open_links and len(reach.open_links) == len(reach.links.items()))
+        # other connections that are open now stay open
+        allow(admin, 1)
+        mirror.wait(lane, lambda: is_refused(full.cluster.bootstrap_servers))
+
+        def counted_connect(kind: LinkKind, *others: Any) -> None:
+            asked.append(kind)
+            connect(kind, *others)
+
+        def lose_links(_: float) -> None:
+            for link in reach.open_links:
+                reach.links.lose(link, "for a test")
+
+        monkeypatch.setattr(requests, "connect", counted_connect)
+        lane._state.loop.post(lose_links)
+        mirror.wait(lane, lambda: not reach.open_links)
+        for _ in range(100):
+            producer.produce(topic, b"value", partition=0)
+            assert producer.flush(60) == 0
+        mirror.wait_copied(lane)
+        # once a minute as many as its fetches take
+        assert 0 < asked.count("ahead") < 50
+        assert not reach.open_links
+        allow(admin, None)
+        assert mirror.stop(lane).clean
+        assert_same(mirror, topic)
+
+
+@pytest.mark.slow
 def test_a_broker_that_is_restarted_is_not_said_to_accept_few_connections(
     make_cluster: MakeCluster, destination_cluster: SandboxCluster
 ) -> None:
@@ -223,6 +287,19 @@ def test_a_broker_that_is_restarted_is_not_said_to_accept_few_connections(
         assert lane.control.connections_refused is None
         assert mirror.stop(lane).clean
         assert_same(mirror, topic, PARTITIONS)
+
+
+def is_refused(address: str) -> bool:
+    """Return True if a broker closes a new connection at once."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), 30) as made:
+        made.settimeout(1)
+        try:
+            return made.recv(1) == b""
+        except ConnectionResetError:
+            return True
+        except TimeoutError:
+            return False
 
 
 def allow(admin: AdminClient, connections: int | None) -> None:

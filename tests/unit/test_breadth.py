@@ -185,6 +185,7 @@ def test_refused_connections_are_not_asked_for_again_for_a_while() -> None:
     path.run(10)
     path.breadth.refused(10, path.now)
     path.seen.clear()
+    assert path.breadth.refused_until == path.now + 60
     path.run(50)
     assert max(path.seen) == 8, "others are left some"
     path.run(60)

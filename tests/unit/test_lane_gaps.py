@@ -335,6 +335,22 @@ def test_what_the_source_has_lost_is_filled_and_reported(shell: Shell) -> None:
     assert (report.lost_from, report.lost_until, report.destination_offset) == (5, 20, 21)
 
 
+def test_each_loss_is_reported_and_one_that_grows_is_one(shell: Shell) -> None:
+    def lose(end: int, source_log_start: int) -> tuple[int | None, int | None]:
+        seen = facts(end, source_log_start=source_log_start, producer=producer_state(5, shell.wall))
+        shell.inspect(seen, Copy(end, skip_to=source_log_start))
+        report = row_of(shell.copy)
+        shell.copy.reinspect(shell.now)
+        return report.lost_from, report.lost_until
+
+    assert lose(5, 20) == (5, 20)
+    # interrupted while it is skipped, and the source's log begins later meanwhile
+    assert lose(12, 20) == (5, 20)
+    assert lose(12, 30) == (5, 30)
+    # after more was copied
+    assert lose(40, 60) == (40, 60)
+
+
 def test_a_log_that_is_to_begin_behind_the_loss_is_trimmed_before_more_is_copied(shell: Shell) -> None:
     shell.inspect(
         facts(5, source_log_start=20, producer=producer_state(5, shell.wall)), Copy(5, skip_to=20, trim_to=20)

@@ -10,7 +10,7 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.batch_records import read_records
 from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
+from kmirror.cluster.protocol.read_ahead import Range, ReadAhead, covered
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.engine.lane.partition.intake import Frame, Gap, Intake
 from tests.support.histories import OWN_ID, Log, _Writer, clean
@@ -72,7 +72,9 @@ def read_ahead(broker: Broker, intake: Intake, chance: random.Random, *, fork: b
     reading, asked = ReadAhead(REQUEST_BYTES), list[tuple[Range, int | None]]()
     first = broker.fetch(intake.next_offset, 300, None)
     assert first is not None
-    reading.learn(first[0])
+    seen = covered(first[0])
+    assert seen is not None
+    reading.learn(seen)
     most = chance.choice([1, 3, 8])
     while intake.next_offset < log.shown_end:
         assert broker.asked < 2000, "it does not get on"

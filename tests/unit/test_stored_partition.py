@@ -153,6 +153,19 @@ def test_a_log_that_starts_later_is_reported_with_the_cause() -> None:
     assert alignment_note(row(aligned_to=7), 7) == ("orders-3 starts at offset 7, as decided when the topic was added")
 
 
+def test_each_loss_that_is_skipped_is_announced_and_counted_once() -> None:
+    journal, partition = MirrorJournal("m", "eve", lambda: 0), TopicPartition("orders", 3)
+    known = MirrorPartitions("m", [BEFORE], (), MirrorHealth(0.0), journal)
+    record = ProgressRecord("m", 0, "L", 1, 0, "h", 1, 5_000, ())
+    # one loss, interrupted as it is skipped; more of it; less of it, as another leader still has it; and the next loss
+    for lost in ((5, 20), (12, 20), (12, 30), (12, 25), (40, 60), None):
+        first, until = lost or (None, None)
+        assert known.take_row(partition, record, row(lost_from=first, lost_until=until), 5.0)
+    announced = [(event.result, event.details["from"], event.details["until"]) for event in journal.unstored()]
+    assert announced == [("LOSS_ACCEPTED", 5, 20), ("LOSS_ACCEPTED", 20, 30), ("LOSS_ACCEPTED", 40, 60)]
+    assert (known.lost_records, known.records[partition].lost_until) == (45, 60)
+
+
 # -- what is heard -----------------------------------------------------------------------------------------------------
 
 

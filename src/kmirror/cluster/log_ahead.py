@@ -23,7 +23,7 @@ from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
-from kmirror.cluster.protocol.read_ahead import Range, ReadAhead
+from kmirror.cluster.protocol.read_ahead import Range, ReadAhead, covered
 from kmirror.cluster.protocol.read_up_to import Batches, batches_after
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import ClientConfig
@@ -131,7 +131,8 @@ class LogAhead:
 
     def begin(self, found: Batches, end: int) -> None:
         """Read ahead from the end of these batches, which were just read, up to offset `end`, if that is worth it."""
-        self._reading.learn(found.data)
+        if seen := covered(found.data):
+            self._reading.learn(seen)
         self._position, self._end = found.next_offset, end
         self._leader_epoch = found.headers[-1].partition_leader_epoch
         left = (end - self._position) * self._reading.bytes_per_offset

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, HEADER, LOG_OVERHEAD, MAGIC_POSITION, PREFIX
+from kmirror.cluster.protocol.batch import BATCH_OVERHEAD, HEADER, LOG_OVERHEAD, MAGIC_POSITION
 
 #: A path with a shorter round trip, in seconds, is filled by one connection.
 LONG_ROUND_TRIP = 0.002
@@ -27,6 +27,7 @@ _GUESSED_BATCHES = 4
 class Covered(NamedTuple):
     """What the whole batches of a response cover: offsets up to `next_offset`, in `batches` with `size` bytes."""
 
+    base_offset: int
     next_offset: int
     batches: int
     size: int
@@ -38,7 +39,7 @@ def covered(records: memoryview) -> Covered | None:
     """Return what the whole batches of format 2 cover, up to the first other one; None without any."""
     position, end = 0, len(records)
     unpack = HEADER.unpack_from
-    batches = next_offset = first = 0
+    batches = base_offset = next_offset = first = 0
     is_even = True
     while end - position >= BATCH_OVERHEAD:
         base, length, _, magic, _, _, delta, *_ = unpack(records, position)
@@ -47,11 +48,11 @@ def covered(records: memoryview) -> Covered | None:
             break
         is_even = is_even and (not batches or (base == next_offset and delta == first))
         if not batches:
-            first = delta
+            base_offset, first = base, delta
         next_offset = base + delta + 1
         batches += 1
         position = following
-    return Covered(next_offset, batches, position, is_even) if batches else None
+    return Covered(base_offset, next_offset, batches, position, is_even) if batches else None
 
 
 def goes_on(records: memoryview, offset: int, leader_epoch: int | None) -> bool:
@@ -111,14 +112,9 @@ class ReadAhead:
         self._batch_offsets = 1.0
         self._is_even = False
 
-    def learn(self, records: memoryview) -> None:
+    def learn(self, found: Covered) -> None:
         """Learn the usual size of batches from a response."""
-        if found := covered(records):
-            self._note(found, records)
-
-    def _note(self, found: Covered, records: memoryview) -> None:
-        (base_offset, _) = PREFIX.unpack_from(records)
-        offsets = max((found.next_offset - base_offset) / found.batches, 1.0)
+        offsets = max((found.next_offset - found.base_offset) / found.batches, 1.0)
         # a single batch says nothing, unless it is like the one before
         self._is_even = found.is_even and (found.batches > 1 or offsets == self._batch_offsets)
         self._batch_bytes, self._batch_offsets = found.size / found.batches, offsets
@@ -164,7 +160,7 @@ class ReadAhead:
         if found is None or found.next_offset <= one.offset:
             self.give_up(one)
             return False
-        self._note(found, records)
+        self.learn(found)
         self.held_bytes += found.size - one.size
         one.until, one.size = found.next_offset, found.size
         one.records, one.response = records[: found.size], response

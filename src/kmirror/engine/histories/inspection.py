@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.produce import AppendLimits
 from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.engine.clock import now_ms
 from kmirror.engine.histories import identity_check
-from kmirror.engine.histories.filler_end import filler_end
+from kmirror.engine.histories.filler_end import find_filler_end
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
 from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble, is_unproven
@@ -41,6 +41,10 @@ _TAIL_READ_LIMITS = ReadLimits(
     is_source_alike=True,
     is_destination_committed=False,
 )
+#: One batch, usually the first of the log, shows whether it is filler.
+_FILLER_READ_LIMITS = replace(
+    _TAIL_READ_LIMITS, at_once=128, first_bytes=16 << 10, stretch_bytes=16 << 10, most_bytes=16 << 10
+)
 
 
 #: Of each lookup of a cluster, the answers by partition.
@@ -54,6 +58,7 @@ class Inspector:
         self._source = source
         self._destination = destination
         self._tail_reader = SectionReader(source, destination, _TAIL_READ_LIMITS)
+        self._filler_reader = SectionReader(source, destination, _FILLER_READ_LIMITS)
         self._limits: dict[int, AppendLimits] = {}
         self.source_metadata: ClusterMetadata | None = None
         self.destination_metadata: ClusterMetadata | None = None
@@ -91,7 +96,8 @@ class Inspector:
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
         for a, found in self.compare_tails(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
-        seen |= {a: self._with_filler(a, facts) for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
+        suspects = {a: facts for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
+        seen |= self._with_filler(suspects, source, destination)
         seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(a, facts)})
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
@@ -117,16 +123,29 @@ class Inspector:
         since = datetime.fromtimestamp(self._link_trouble[1] // 1000, UTC)
         return replace(trouble, message=f"the source: {trouble.message}; {state} since {since:%Y-%m-%dT%H:%M:%SZ}")
 
-    def _with_filler(self, assignment: Assignment, facts: Facts) -> Facts:
+    def _with_filler(
+        self, suspects: Mapping[Assignment, Facts], source: ClusterMetadata, destination: ClusterMetadata
+    ) -> dict[Assignment, Facts]:
         """Return facts with the end of the filler that the destination begins with, if it does."""
-        start, end = facts.destination_log_start, facts.destination_log_end
-        try:
-            found = filler_end(self._destination, assignment.destination, start, end, assignment.producer_id)
-        except (KmirrorError, OutcomeUnknown) as error:
-            return Facts(trouble=_tail_trouble(assignment, Unreadable("destination", error)))
-        # filler up to the end is still being written; otherwise source records or markers follow it
-        is_done = found is not None and found < end
-        return replace(facts, only_filler=False, filler_end=found) if is_done else facts
+        readings = {
+            a: Reading(
+                a.source,
+                a.destination,
+                ends := _ends(facts),
+                find_filler_end(ends.destination_start, ends.destination_end, a.producer_id),
+            )
+            for a, facts in suspects.items()
+        }
+        self._filler_reader.serve(list(readings.values()), source, destination)
+        found: dict[Assignment, Facts] = {}
+        for a, reading in readings.items():
+            facts, end = suspects[a], reading.result
+            if isinstance(end, Unreadable):
+                found[a] = Facts(trouble=_tail_trouble(a, end))
+            # filler up to the end is still being written; otherwise source records or markers follow it
+            elif end is not None and facts.destination_log_start < end < facts.destination_log_end:
+                found[a] = replace(facts, only_filler=False, filler_end=end)
+        return found
 
     def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
         """Return facts with the exact fork of the two logs, and who wrote what follows."""

@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter, itemgetter
 
 from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchKey
-from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, ReadAhead
+from kmirror.cluster.protocol.read_ahead import LONG_ROUND_TRIP, Covered, ReadAhead
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.lane.brokers.connections import Connections
@@ -148,10 +148,10 @@ class Ahead:
         """Return True if partitions can be read ahead from a broker."""
         return node_id in self._reaches
 
-    def begins(self, partition: PartitionCopy, records: memoryview, fetched_with: int, at: float) -> bool:
+    def begins(self, partition: PartitionCopy, found: Covered, fetched_with: int, at: float) -> bool:
         """Begin to read a partition ahead if its last response shows that it is far behind; return True if so.
 
-        `fetched_with` is how many partitions its session has.
+        `found` is what the response covers, `fetched_with` is how many partitions its session has.
         """
         source = partition.source
         reach = self._reaches.get(source.node_id or 0)
@@ -161,10 +161,11 @@ class Ahead:
             or not partition.wants_records
             or source.is_deferred
             or at < source.session_until
+            or (at < reach.breadth.refused_until and not reach.links.items())
         ):
             return False
         reading = ReadAhead(REQUEST_BYTES)
-        reading.learn(records)
+        reading.learn(found)
         behind = (source.last_stable_offset or 0) - partition.intake.next_offset
         far = max(_LEAST_BEHIND_BYTES, _FAR_BEHIND_BYTES // max(fetched_with, 1))
         if behind * reading.bytes_per_offset < far:
@@ -223,6 +224,9 @@ class Ahead:
             wanted = min(reach.polls.connections, self._most_connections)
             if reach.readings:
                 wanted = max(wanted, reach.breadth.wanted)
+            if at < reach.breadth.refused_until:
+                # those that are open have to do; if there is none, what is read ahead needs one
+                wanted = 1 if reach.readings and not reach.links.items() else 0
             for number in range(wanted):
                 reach.links.open((node_id, number))
             self._poll(reach, at)

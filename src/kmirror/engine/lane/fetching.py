@@ -19,7 +19,7 @@ from math import inf
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
-from kmirror.cluster.protocol.read_ahead import goes_on
+from kmirror.cluster.protocol.read_ahead import Covered, covered, goes_on
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
@@ -309,9 +309,10 @@ class Fetching:
         if partition.queue:
             self._lane.make_ready(partition)
 
-    def _begin_ahead(self, link: SourceLink, partition: PartitionCopy, records: memoryview, at: float) -> bool:
+    def _begin_ahead(self, link: SourceLink, partition: PartitionCopy, found: Covered | None, at: float) -> bool:
         """Read a partition ahead from now on if it is far behind and the path is long."""
-        if link.role != "main" or not self.ahead.begins(partition, records, len(link.session), at):
+        fetched_with = len(link.session)
+        if link.role != "main" or found is None or not self.ahead.begins(partition, found, fetched_with, at):
             return False
         key = self._keys[partition]
         del link.partitions[key]
@@ -426,6 +427,8 @@ class Fetching:
                 self._avoid_followers(partition, at)
             is_overtaken = part.key in link.overtaken
             of_use = _what_goes_on(part, partition) if is_overtaken else part
+            # before it is taken in, which changes the batches
+            found = covered(part.records) if self.ahead.is_possible(link.node_id) else None
             partition.fetched(of_use, frame, at, may_overlap=is_overtaken)
             partition.source.answered(link.seen_at)
             if link.role == "silent":
@@ -444,7 +447,7 @@ class Fetching:
                 is_prompt = asked_at is not None and at - asked_at < PROMPT_SECONDS
                 if link.role == "quiet" or (link.role == "silent" and is_prompt):
                     self._move_fetch(partition, link.node_id, partition.source.follower_until)
-                elif link.role == "silent" or self._begin_ahead(link, partition, part.records, at):
+                elif link.role == "silent" or self._begin_ahead(link, partition, found, at):
                     pass
                 elif partition.wants_records:
                     self._want(link, part.key, partition)

@@ -280,8 +280,10 @@ class MirrorPartitions:
 
     def _announce_loss(self, partition: TopicPartition, row: ProgressRow, record: PartitionRecord | None) -> None:
         first, until = row.lost_from, row.lost_until
-        if first is None or until is None or (record and record.lost_until == until):
+        announced_to = (record.lost_until if record else None) or 0
+        if first is None or until is None or until <= announced_to:
             return
+        first = max(first, announced_to)
         self.lost_records += until - first
         lost = counted(until - first, "offset")
         note = f"{partition} continues without {lost} that its source had lost: {first} to {until - 1}"

@@ -97,7 +97,7 @@ def find_fillers(work: StopWork) -> None:
             own = _writer_at(client, partition, start)
             if own is None or own < FIRST_OWN_PRODUCER_ID:
                 continue
-            if found := filler_end(client, partition, start, end, own):
+            if (found := filler_end(client, partition, start, end, own)) > start:
                 work.fillers[partition] = found
     except (KmirrorError, OutcomeUnknown) as error:
         for name in {partition.topic for partition in suspects}:

@@ -72,6 +72,8 @@ class Breadth:
         self._was_slow = False
         self._pause_until = -inf
         self._pause = _PAUSE
+        #: Until when none are to be opened, because some were refused.
+        self.refused_until = -inf
 
     @property
     def is_long(self) -> bool:
@@ -181,4 +183,5 @@ class Breadth:
         """Note that the broker accepts no more connections than are open; leave some of them to others."""
         self._shrink(open_connections - max(1, open_connections // 4), at)
         self._wait(at)
-        self._pause_until = max(self._pause_until, at + _REFUSED_SECONDS)
+        self.refused_until = at + _REFUSED_SECONDS
+        self._pause_until = max(self._pause_until, self.refused_until)

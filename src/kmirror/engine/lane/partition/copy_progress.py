@@ -36,7 +36,7 @@ class CopyProgress:
         #: True once source records were in the destination; True once an inspection found that they may be copied.
         self.begun = assignment.begun
         self.is_aligned = False
-        #: Offsets the source lost before they were copied, which are skipped; the end is exclusive.
+        #: The last offsets the source lost before they were copied, which are skipped; the end is exclusive.
         self.lost: tuple[int, int] | None = None
         #: Copied offsets the destination lost, which are copied again; the end is exclusive.
         self.again: tuple[int, int] | None = None
@@ -52,6 +52,11 @@ class CopyProgress:
         self.begun = self.begun or facts.destination_log_end > facts.destination_log_start
         if facts.tail is TailMatch.SAME:
             self.epoch = facts.tail_epoch
+
+    def skips(self, offset: int, until: int) -> None:
+        """Note that the source lost the offsets from here; a skip that was interrupted, or that grows, is one loss."""
+        before = self.lost
+        self.lost = before[0] if before is not None and offset <= before[1] else offset, until
 
     def appended(self, batch: GuardedBatch) -> None:
         """Note that a batch of source records is appended."""

@@ -176,7 +176,7 @@ class PartitionCopy:
         """Queue what the source has lost as a gap, and trim as the verdict says."""
         self.log_start.trim(verdict.trim_to)
         if verdict.skip_to is not None:
-            self.progress.lost = self.progress.lost or (verdict.offset, verdict.skip_to)
+            self.progress.skips(verdict.offset, verdict.skip_to)
             self.log(f"skips a loss, up to {verdict.skip_to}")
             self.intake.take_in_loss(verdict.skip_to)
 
