@@ -1,6 +1,7 @@
 """Which cluster is in charge, where the leader of the stored state is cut off inside its own cluster.
 
-It still answers as the leader that it was, with what was committed before another one was elected.
+It still answers as the leader that it was, with what was committed before another one was elected. So does the leader
+of a source topic.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from confluent_kafka import ElectionType
+from confluent_kafka import ElectionType, Producer
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.histories.inspection import Inspector
+from kmirror.engine.histories.judge import Copy, Verdict, Wait, judge
+from kmirror.engine.lane import leader_checks
 from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.lane.reports.state_log import StateLog
@@ -44,6 +48,8 @@ from kmirror.web.watched_cluster import WatchedCluster
 from kmirror_sandbox import cluster_spec
 from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, freeze, unique_topic
+from tests.support.lane import Mirror, fill
+from tests.support.leader import create_topic
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
 from tests.support.stores import state_store
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -71,11 +77,16 @@ def at(*brokers: SandboxBroker) -> dict[str, str]:
     return {"bootstrap.servers": ",".join(f"{broker.host}:{broker.port}" for broker in brokers)}
 
 
+def leader_of(partition: TopicPartition, broker: SandboxBroker) -> int | None:
+    """Return which broker leads a partition, as a broker knows it."""
+    with ClusterClient(client_config(at(broker))) as client:
+        found = client.metadata([partition.topic]).leader(partition)
+        return None if found is None else found.leader_id
+
+
 def leader_of_state(broker: SandboxBroker) -> int | None:
     """Return which broker leads the stored state, as a broker knows it."""
-    with ClusterClient(client_config(at(broker))) as client:
-        found = client.metadata([STATE_TOPIC]).leader(_PARTITION)
-        return None if found is None else found.leader_id
+    return leader_of(_PARTITION, broker)
 
 
 @contextmanager
@@ -355,3 +366,71 @@ def test_serve_and_the_command_never_say_yes_for_both(source_cluster: SandboxClu
                 assert "did not answer" in found[1].reason
         wait_until(lambda: keeper.answer(mirror, "b").in_charge)
         assert keeper.answer(mirror, "a").in_charge is False
+
+
+@contextmanager
+def led_behind_the_back(
+    cluster: SandboxCluster, partition: TopicPartition
+) -> Iterator[tuple[SandboxBroker, SandboxBroker]]:
+    """Have a record written through a new leader; yield the former one, which does not know, and the new one.
+
+    Until the end there is no controller.
+    """
+    leader_id = leader_of(partition, cluster.brokers[0])
+    former, newer = sorted(cluster.brokers[1:], key=lambda broker: broker.node_id != leader_id)
+    freeze(cluster, former.node_id)
+    try:
+        wait_until(lambda: leader_of(partition, cluster.brokers[0]) == newer.node_id)
+        producer = Producer({**at(newer), "acks": "all"})
+        producer.produce(partition.topic, "after the election", partition=partition.partition)
+        assert producer.flush(PATIENCE_S) == 0
+        freeze(cluster, cluster.brokers[0].node_id)
+        cluster.signal(former.node_id, signal.SIGCONT)
+        yield former, newer
+    finally:
+        for broker in cluster.brokers:
+            cluster.signal(broker.node_id, signal.SIGCONT)
+    wait_until(lambda: leader_of(partition, former) == leader_of(partition, newer))
+
+
+@pytest.mark.slow
+def test_a_source_leader_that_is_cut_off_is_left_and_nothing_is_judged_by_it(
+    split: SandboxCluster, destination_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane stood still there with a lag of 0; and what its successor had was missing there, and so diverged."""
+    monkeypatch.setattr(leader_checks, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr("kmirror.engine.lane.reports.control._ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
+    wait_until(lambda: all_in_sync(split))
+    topic = create_topic(split, replicas=[[2, 3, 1]])
+    create_topic(destination_cluster, name=topic)
+    with closing(Mirror(split, destination_cluster)) as mirror, ExitStack() as clients:
+        (assignment,) = mirror.add(topic, topic)
+        fill(mirror, topic, 3)
+
+        def inspecting(former: SandboxBroker) -> Callable[[], Verdict]:
+            """Return what judges the partition as a new lane does which reaches the former leader first."""
+            here, there = mirror.at_destination, ClusterClient(client_config(at(former)))
+            inspector = Inspector(clients.enter_context(there), here)
+            return lambda: judge(assignment, None, inspector.inspect([assignment])[0])
+
+        with led_behind_the_back(split, assignment.source) as (former, newer):
+            lane = mirror.start(source_properties={**at(former), "request.timeout.ms": "3000"})
+            mirror.wait(lane, lambda: mirror.destination_ends() == {str(assignment.destination): 4})
+            mirror.stop(lane)
+            verdict = inspecting(former)
+            seen = list[Verdict]()
+
+            def is_copied() -> bool:
+                seen.append(verdict())
+                assert isinstance(seen[-1], Wait | Copy)
+                return isinstance(seen[-1], Copy)
+
+            wait_until(is_copied)
+            assert isinstance(seen[0], Wait)
+            # what is known is not forgotten, and without it nothing is certain
+            freeze(split, newer.node_id)
+            assert isinstance(verdict(), Wait)
+            unsure = inspecting(former)()
+            assert isinstance(unsure, Wait)
+            assert f"whether broker {former.node_id} still leads {assignment.source} is not certain" in str(unsure)
+    wait_until(lambda: all_in_sync(split))

@@ -20,6 +20,7 @@ from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
 from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble, is_unproven
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
+from kmirror.engine.histories.source_leaders import SourceLeaders, successor
 from kmirror.engine.histories.stretches import DamagedLogError, LogEnds
 from kmirror.engine.histories.tails import TailFinding, compare_tails
 from kmirror.errors import LINK_REFUSED, BrokerError, KmirrorError, OutcomeUnknown, Reason
@@ -57,6 +58,7 @@ class Inspector:
     def __init__(self, source: ClusterClient, destination: ClusterClient) -> None:
         self._source = source
         self._destination = destination
+        self.leaders = SourceLeaders(source)
         self._tail_reader = SectionReader(source, destination, _TAIL_READ_LIMITS)
         self._filler_reader = SectionReader(source, destination, _FILLER_READ_LIMITS)
         self._limits: dict[int, AppendLimits] = {}
@@ -68,7 +70,7 @@ class Inspector:
     def inspect(self, assignments: Sequence[Assignment]) -> list[Facts]:
         """Return the facts of each partition, in order."""
         try:
-            source = self._source.metadata({a.source_topic for a in assignments}, timeout=_LOOKUP_TIMEOUT)
+            source = self.leaders.metadata({a.source_topic for a in assignments}, _LOOKUP_TIMEOUT)
         except (KmirrorError, OutcomeUnknown) as error:
             return [Facts(trouble=self._source_trouble(error))] * len(assignments)
         try:
@@ -87,7 +89,7 @@ class Inspector:
             trouble = _link_trouble(error, Reason.DESTINATION_UNREACHABLE)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
         try:
-            there = self._read_source(good)
+            there = self._read_source(good, source)
         except (KmirrorError, OutcomeUnknown) as error:
             trouble = self._source_trouble(error)
             return [Facts(trouble=troubles.get(a) or trouble) for a in assignments]
@@ -98,7 +100,12 @@ class Inspector:
             seen[a] = _with_tail(a, seen[a], found)
         suspects = {a: facts for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
         seen |= self._with_filler(suspects, source, destination)
-        seen |= self._with_forks({a: facts for a, facts in seen.items() if _may_differ(a, facts)})
+        differing = {a: facts for a, facts in seen.items() if _may_differ(a, facts)}
+        doubts = self.leaders.doubts({a.source for a in differing}, source, _LOOKUP_TIMEOUT)
+        for assignment in [a for a in differing if a.source in doubts]:
+            del differing[assignment]
+            seen[assignment] = Facts(trouble=Trouble(Reason.SOURCE_UNREACHABLE, doubts[assignment.source]))
+        seen |= self._with_forks(differing)
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
     def compare_tails(
@@ -195,11 +202,12 @@ class Inspector:
         end_after, replicated, start = ({**before, **answers} for answers in later)
         return (start, before, end_after, replicated), producers
 
-    def _read_source(self, assignments: Collection[Assignment]) -> _Answers:
+    def _read_source(self, assignments: Collection[Assignment], source: ClusterMetadata) -> _Answers:
         """Return where logs start, their last stable offsets, high watermarks and ends."""
         partitions = [a.source for a in assignments]
         ends = [Lookup(LATEST, read_committed=True), Lookup(LATEST), Lookup(LATEST, log_end=True)]
-        return self._source.look_up_offsets(partitions, [Lookup(EARLIEST), *ends], timeout=_LOOKUP_TIMEOUT)
+        lookups = [Lookup(EARLIEST), *ends]
+        return self._source.look_up_offsets(partitions, lookups, metadata=source, timeout=_LOOKUP_TIMEOUT)
 
     def _facts(
         self,
@@ -240,6 +248,9 @@ class Inspector:
         if not source_leader or not destination_leader:
             side = identity_check.AT_DESTINATION if source_leader else identity_check.AT_SOURCE
             return Facts(trouble=Trouble(side.unreachable, f"{side.partition(assignment)}: a leader is being elected"))
+        answered = there[-1][assignment.source].leader_epoch
+        if answered >= 0 and (newer := successor(source, assignment.source, answered)):
+            return Facts(trouble=Trouble(Reason.SOURCE_UNREACHABLE, newer))
         leader_id = destination_leader.leader_id or 0
         return Facts(
             source_topic_id=source.topics[assignment.source_topic].topic_id,

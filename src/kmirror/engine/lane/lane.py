@@ -25,6 +25,7 @@ from kmirror.engine.lane.changes import WorkChanges
 from kmirror.engine.lane.fetching import FETCH_BYTES, Fetching
 from kmirror.engine.lane.fills import Fills
 from kmirror.engine.lane.lane_state import LaneState
+from kmirror.engine.lane.leader_checks import LeaderChecks
 from kmirror.engine.lane.log_end_checks import LogEndChecks
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import Status
@@ -73,6 +74,7 @@ class Lane:
         self._appending = Appending(self._state, self._fetching, self._fills)
         self._changes = WorkChanges(self._state, self._fetching.release, self._appending.hang_up_on, self._begin)
         self._log_end_checks = LogEndChecks(self._background_requests)
+        self._leader_checks = LeaderChecks(self._background_requests)
         self._reports = Reports(self._fetching.seen_at, self._fetching.answered_at)
         self._next_tick_at = self._next_idle_tick_at = 0.0
         self._was_caught_up = False
@@ -245,6 +247,7 @@ class Lane:
         self._fills.on_tick(at)
         self._changes.on_tick(at)
         self._log_end_checks.on_tick(state.partitions, at)
+        self._leader_checks.on_tick(state.partitions, at)
         caught_up = all(p.caught_up or p.retry.failure for p in state.active)
         if caught_up and not self._was_caught_up:
             self.control.report_soon()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -157,6 +157,10 @@ class BackgroundRequests:
             return [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
 
         self._ask(self._reads, partial(self._inspector.inspect, assignments), failed, done)
+
+    def ask_for_leaders(self, topics: Collection[str], done: Callable[[ClusterMetadata | None, float], None]) -> None:
+        """Ask a source broker, another one each time, who leads these topics; None while nothing is known."""
+        self._ask(self._reads, partial(self._inspector.leaders.ask_next, topics), lambda _: None, done)
 
     def read_log_ends(
         self, partitions: Sequence[TopicPartition], done: Callable[[Mapping[TopicPartition, int | None], float], None]
