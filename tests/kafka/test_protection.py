@@ -79,7 +79,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
         acls("topic", "orders", "other", "ALL", prefixed=True),
     )
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])  # before the topic exists
+    found, _, _ = protect(destination, mirror, [topic])  # before the topic exists
     assert found[topic].detected_only is None
     assert set(found[topic].denied) == {denial(topic, "app"), denial(topic, "other")}
     assert set(destination.state().rights(mirror, topic).denied) == set(found[topic].denied)
@@ -88,7 +88,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
         assert written(guarded_cluster, user, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(guarded_cluster, "kmirror", topic) is None
     assert written(guarded_cluster, "admin", topic) is None  # super users are excepted
-    again = protect(destination, mirror, [topic])
+    again, _, _ = protect(destination, mirror, [topic])
     assert (again[topic].denied, again[topic].changed) == (found[topic].denied, False)
     partition = TopicPartition(topic, 0)
     assert settle(destination, [partition], 0) == {}
@@ -148,13 +148,13 @@ def test_denials_follow_the_acls_and_those_of_others_stay(
     theirs = denial(topic, "other")
     give(admin, kmirror_rights(), [theirs], acls("topic", topic, "other", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    assert protect(destination, mirror, [topic])[topic].denied == ()
+    assert protect(destination, mirror, [topic])[0][topic].denied == ()
     late = acls("topic", topic, "app", "WRITE")
     give(admin, late)
-    assert protect(destination, mirror, [topic])[topic].denied == (denial(topic, "app"),)
+    assert protect(destination, mirror, [topic])[0][topic].denied == (denial(topic, "app"),)
     delete_acls(admin, late)
     await_acls(admin, (), late)
-    assert protect(destination, mirror, [topic])[topic].denied == ()
+    assert protect(destination, mirror, [topic])[0][topic].denied == ()
     assert denial(topic, "app") not in describe_acls(admin)
     give(admin, late)
     protect(destination, mirror, [topic])
@@ -171,14 +171,14 @@ def test_where_everybody_may_write_only_a_super_user_can_forbid_it(
     topic = unique_topic()
     give(admin, kmirror_rights(), acls("topic", topic, "*", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert found.denied == ()
     assert "all principals may write (ALLOW WRITE on topic" in (found.detected_only or "")
     assert "--remove --force --allow-principal 'User:*' --operation Write" in (found.hint or "")
     assert destination.state().rights(mirror, topic).detected_only == found.detected_only
 
     destination, mirror = make_mirror(guarded_cluster, "admin", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert (found.denied, found.detected_only) == ((denial(topic, "*"),), None)
     create_topic(destination.client, topic, 1, 1, {})
     assert written(guarded_cluster, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -193,7 +193,7 @@ def test_readers_are_never_locked_out_by_a_denial(
     topic = unique_topic()
     for user in ("kmirror", "admin"):  # an ordinary principal and a super user find it out in different ways
         destination, mirror = make_mirror(lenient_cluster, user, topic)
-        found = protect(destination, mirror, [topic])[topic]
+        found = protect(destination, mirror, [topic])[0][topic]
         assert "allow.everyone.if.no.acl.found is (or may be) true" in (found.detected_only or "")
         with pytest.raises(RefusedError, match=r"allow\.everyone\.if\.no\.acl\.found"):
             ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
@@ -207,7 +207,7 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
 ) -> None:
     topic = unique_topic()
     destination, mirror = make_mirror(cluster_pair.destination, "admin", topic)
-    assert protect(destination, mirror, [topic])[topic].detected_only == "the destination has no authorizer"
+    assert protect(destination, mirror, [topic])[0][topic].detected_only == "the destination has no authorizer"
     with pytest.raises(RefusedError, match="the source has no authorizer"):
         ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
     assert protect_claimed(destination, mirror, Settings(), [topic]) == []
@@ -215,10 +215,10 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     rights = [one for one in kmirror_rights() if one.resource_type is not ResourceType.CLUSTER]
     give(admin, rights, acls("topic", topic, "app", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert "kmirror may not read or change ACLs: describing ACLs: we lack DESCRIBE" in (found.detected_only or "")
     give(admin, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"))
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert found.detected_only == "kmirror may not change ACLs: it lacks ALTER on the cluster"
     assert "--operation Alter" in (found.hint or "")
     (warning,) = protect_claimed(destination, mirror, Settings(), [topic])

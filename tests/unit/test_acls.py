@@ -120,6 +120,7 @@ def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
     assert (gone.delete, gone.made) == (prefix, {SHARED: frozenset()})
     kept = sync_plan({SHARED: Wanted()}, prefix, {SHARED: prefix}, ["t1"])
     assert (kept.delete, kept.made) == (frozenset(), {SHARED: prefix})
+    assert (gone.obsolete, kept.obsolete) == ({SHARED: prefix}, {SHARED: frozenset()})
 
 
 def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:

@@ -97,13 +97,14 @@ def joined(*parts: Wanted) -> Wanted:
 class SyncPlan:
     """The wanted ACLs by topic, and under SHARED; what to create and delete for them; and `made`, ours afterwards.
 
-    Record `made` before creating anything, together with `delete` until that is done.
+    Record `made` before creating anything, together with `obsolete`, what is ours until `delete` is done.
     """
 
     wanted: Mapping[str, Wanted]
     create: frozenset[AclBinding]
     delete: frozenset[AclBinding]
     made: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
+    obsolete: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
 
 
 def wanted_acls(
@@ -160,16 +161,16 @@ def sync_plan(
     present = set(here)
     kept: dict[str, frozenset[AclBinding]] = {}
     create: set[AclBinding] = set()
-    gone: set[AclBinding] = set()
+    obsolete: dict[str, frozenset[AclBinding]] = {}
     for name, one in wanted.items():
-        mine = set(ours.get(name, ()))
-        obsolete = {binding for binding in mine - one.now if not _is_relied_on(binding, left_alone)}
-        missing = {binding for binding in one.now if binding not in present}
+        mine = frozenset(ours.get(name, ()))
+        obsolete[name] = frozenset(binding for binding in mine - one.now if not _is_relied_on(binding, left_alone))
+        missing = set(one.now - present)
         create |= missing
-        gone |= obsolete
-        kept[name] = frozenset((mine - obsolete) | missing)
+        kept[name] = (mine - obsolete[name]) | missing
+    gone = {binding for bindings in obsolete.values() for binding in bindings}
     still = {binding for bindings in kept.values() for binding in bindings}
-    return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept)
+    return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept, obsolete)
 
 
 def grantable(
