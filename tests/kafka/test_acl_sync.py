@@ -301,6 +301,34 @@ def test_a_topic_with_a_pending_operation_loses_no_rights_and_gets_none(
     assert here(pair) & {*copied, *writes, *write} == copied
 
 
+def test_consumers_keep_their_rights_when_they_are_ended_on_the_source(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic, later, group = unique_topic("eu-orders"), unique_topic("eu-pay"), unique_topic("g")
+    on_group = acls("group", group, "app", "READ")
+    reads = [*acls("topic", "eu-", "app", "READ", prefixed=True), *on_group]
+    give(pair.at_source, reads)
+    claim(destination, name, topic, later)
+    sync(mirror)
+    assert here(pair) == set(reads)
+    claim(destination, name, topic, pending=PENDING_PROMOTE)
+    ended = [
+        *acls("group", group, "app", "READ", deny=True),
+        *acls("group", group, "*", "READ", deny=True),
+        *acls("topic", "eu-", "app", "READ", prefixed=True, deny=True),
+    ]
+    give(pair.at_source, ended)
+    delete_acls(pair.at_source, on_group)
+    await_acls(pair.at_source, (), on_group)
+    assert sync(mirror) == []
+    for one in (topic, later):
+        claim(destination, name, one, desired=DesiredState.STOPPED)
+        assert sync(mirror) == []
+        assert lift_rights(destination, name, [one])[one].given == ()
+        assert here(pair) == set(reads)
+
+
 def test_only_the_denial_of_the_move_is_taken_over_from_the_new_primary_s_state(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
 ) -> None:

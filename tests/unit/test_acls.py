@@ -123,6 +123,21 @@ def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
     assert (gone.obsolete, kept.obsolete) == ({SHARED: prefix}, {SHARED: frozenset()})
 
 
+def test_consumers_of_stopped_topics_are_not_ended_as_they_are_on_the_source() -> None:
+    """Consumers move to the topics here; to end those at the source, an operator denies them there."""
+    reads = frozenset(acls("group", "g", "app", "READ"))
+    denied = frozenset([*acls("group", "g", "app", "READ", deny=True), *txn("a", "app", deny=True)])
+    denied |= frozenset(acls("topic", "t", "app", "READ", prefixed=True, deny=True))
+    own_ids = frozenset(txn("kmirror-", "app", prefixed=True, deny=True))
+    wants = {SHARED: Wanted(denied | own_ids)}
+    mirrored = sync_plan(wants, reads, {SHARED: reads}, [])
+    assert (mirrored.create, mirrored.delete) == (denied | own_ids, reads)
+    stopped = sync_plan(wants, reads, {SHARED: reads}, ["t1"])
+    assert (stopped.create, stopped.delete, stopped.made) == (own_ids, frozenset(), {SHARED: reads | own_ids})
+    elsewhere = sync_plan(wants, reads, {SHARED: reads}, ["x"])  # the prefix covers no stopped topic
+    assert elsewhere.create == own_ids | frozenset(acls("topic", "t", "app", "READ", prefixed=True, deny=True))
+
+
 def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:
     prefix, group = acls("topic", "t", "app", "WRITE", prefixed=True), acls("group", "g", "*", "READ", deny=True)
     deferred = [*prefix, *group]

@@ -34,7 +34,7 @@ from kmirror.ops.rights.source_acls import store_source_acls
 from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acl_changes import SyncPlan, Wanted, joined, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_changes import SyncPlan, Wanted, joined, locks_out, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted, listed
@@ -134,7 +134,9 @@ class RightsJob(DestinationJob):
         held_back = state.rights(self._mirror, SHARED).held_back
         still = (one for one in held_back if any(one.covers(ResourceType.TOPIC, topic) for topic in pending))
         further.append(Wanted(deferred=frozenset(still)))
-        wanted[SHARED] = joined(wanted[SHARED], *further)
+        shared = joined(wanted[SHARED], *further)
+        deferred = frozenset(one for one in shared.deferred if one in held_back or not locks_out(one, kept))
+        wanted[SHARED] = replace(shared, deferred=deferred)
         return sync_plan(wanted, here, made, kept)
 
     def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
