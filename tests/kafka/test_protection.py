@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights import principal_probe
 from kmirror.cluster.rights.acl_commands import login_principal
@@ -22,7 +22,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.writing.fence import replicated_ends
 from kmirror.cluster.writing.writable import probe_writable
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
@@ -239,7 +239,7 @@ def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(
         pass
     with monkeypatch.context() as as_killed:
         as_killed.setattr(os, "getpid", lambda: ended.pid)
-        as_killed.setattr(principal_probe, "delete_acls", lambda *_: None)
+        as_killed.setattr(principal_probe, "delete_acls", lambda *_: {})
         as_killed.setattr(principal_probe, "_seen", _Killed())
         with pytest.raises(KeyboardInterrupt):
             probe_principal(admin, describe_acls(admin), ["User:app"])
@@ -252,6 +252,35 @@ def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
     protect(destination, mirror, [topic])
     wait_until(lambda: not left())
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_probe_s_acls_that_cannot_be_deleted_are_named(
+    admin: ClusterClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusals: int
+) -> None:
+    before, asked = describe_acls(admin), list[Collection[AclBinding]]()
+
+    def refused(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+        asked.append(list(bindings))
+        if len(asked) > refusals:
+            return delete_acls(client, bindings)
+        return dict.fromkeys(bindings, KmirrorError("the controller has moved"))
+
+    monkeypatch.setattr(principal_probe, "delete_acls", refused)
+    probe_principal(admin, before)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    lines = [record.getMessage() for record in caplog.records if record.name == principal_probe.__name__]
+    if refusals == 1:
+        assert lines == []
+        wait_until(lambda: describe_acls(admin) == before)
+        return
+    (binding,) = asked[0]
+    (line,) = lines
+    assert line.startswith("an ACL of kmirror is left: the controller has moved\nkafka-acls")
+    assert f"--remove --force --deny-principal 'User:*' --operation Describe --topic {binding.resource_name}" in line
+    delete_acls(admin, asked[0])
+    assert await_acls(admin, (), asked[0])
 
 
 class _Killed:

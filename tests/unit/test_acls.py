@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
-from kmirror.cluster.rights.acls import kafka_acls_line
+from kmirror.cluster.rights.acls import delete_acls, kafka_acls_line
 from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.record_kinds import Unknown, decode, encode
@@ -149,6 +153,27 @@ def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> Non
     assert grantable(power, ["another-mirrors"], mirror_has_topics=False) == frozenset()
     assert grantable(power, [], mirror_has_topics=True) == frozenset()
     assert grantable(power, [], mirror_has_topics=False) == set(power)
+
+
+def test_a_deletion_that_fails_for_the_acl_alone_is_an_error() -> None:
+    """AclAuthorizer, with ZooKeeper, leaves the code of the filter 0."""
+    (binding,) = acls("topic", "t", "app", "WRITE", deny=True)
+
+    class Client:
+        config = SimpleNamespace(request_timeout_ms=100)
+        code = -1
+
+        def ask_any(self, _: Any) -> Any:
+            acl = SimpleNamespace(error_code=self.code, error_message="it failed")
+            one = SimpleNamespace(error_code=0, error_message=None, matching_acls=[acl])
+            return SimpleNamespace(filter_results=[one])
+
+    client = Client()
+    error = delete_acls(cast(ClusterClient, client), [binding])[binding]
+    assert error is not None
+    assert "it failed" in str(error)
+    client.code = 0
+    assert delete_acls(cast(ClusterClient, client), [binding]) == {binding: None}
 
 
 def txn(name: str, who: str, *operations: str, prefixed: bool = False, deny: bool = False) -> list[AclBinding]:
