@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups.cluster_groups import visible_groups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
@@ -146,7 +146,8 @@ class RightsJob(DestinationJob):
         """
         copied = state.rights(self._mirror, SHARED).made
         known = {one.resource_name for one in copied if one.resource_type is ResourceType.GROUP}
-        return {group for group in {*visible_groups(source), *known} if settings.selects_group(group)}
+        listed = ClusterGroups(source).listed(whole=False)
+        return {group for group in {*listed, *known} if settings.selects_group(group)}
 
 
 def sync_refusal(surveyed: AclSurvey) -> KmirrorError | None:
