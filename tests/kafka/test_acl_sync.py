@@ -39,9 +39,11 @@ from kmirror.ops.check.findings import Grade
 from kmirror.ops.failback.switchover import SwitchoverRequest, switchover
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.rights import acl_sync, lift
 from kmirror.ops.rights.acl_sync import RightsJob
 from kmirror.ops.rights.client_sync import ClientsJob, clients_record
 from kmirror.ops.rights.lift import deferred_acls, lift_rights
+from kmirror.ops.rights.producer_block import hand_over_denials
 from kmirror.ops.rights.protection import write_rights
 from kmirror.ops.rights.source_acls import stored_source_acls
 from kmirror.ops.show.describe import describe
@@ -297,6 +299,91 @@ def test_a_topic_with_a_pending_operation_loses_no_rights_and_gets_none(
     claim(destination, name, topic)
     sync(mirror)
     assert here(pair) & {*copied, *writes, *write} == copied
+
+
+def test_consumers_keep_their_rights_when_they_are_ended_on_the_source(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    destination, name, _ = mirror
+    topic, later, group = unique_topic("eu-orders"), unique_topic("eu-pay"), unique_topic("g")
+    on_group = acls("group", group, "app", "READ")
+    reads = [*acls("topic", "eu-", "app", "READ", prefixed=True), *on_group]
+    give(pair.at_source, reads)
+    claim(destination, name, topic, later)
+    sync(mirror)
+    assert here(pair) == set(reads)
+    claim(destination, name, topic, pending=PENDING_PROMOTE)
+    ended = [
+        *acls("group", group, "app", "READ", deny=True),
+        *acls("group", group, "*", "READ", deny=True),
+        *acls("topic", "eu-", "app", "READ", prefixed=True, deny=True),
+    ]
+    give(pair.at_source, ended)
+    delete_acls(pair.at_source, on_group)
+    await_acls(pair.at_source, (), on_group)
+    assert sync(mirror) == []
+    for one in (topic, later):
+        claim(destination, name, one, desired=DesiredState.STOPPED)
+        assert sync(mirror) == []
+        assert lift_rights(destination, name, [one])[one].given == ()
+        assert here(pair) == set(reads)
+
+
+def test_only_the_denial_of_the_move_is_taken_over_from_the_new_primary_s_state(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Recorded ACLs are deleted here, and any client that may write to the state there could name them."""
+    destination, name, _ = mirror
+    topic, other = unique_topic(), unique_topic()
+    blocked = acls("topic", topic, "*", "WRITE", deny=True)
+    planted = [
+        *acls("topic", "payroll", "app", "READ", deny=True),
+        *acls("topic", topic, "app", "READ"),
+        *acls("topic", other, "other", "WRITE", deny=True),
+    ]
+    give(pair.at_destination, blocked, planted)
+    there = State.of(
+        [
+            RightsRecord(name, topic, blocked=(*blocked, *planted)),
+            RightsRecord(name, other, blocked=(*blocked, *planted)),
+        ]
+    )
+    claim(destination, name, topic, other)
+    assert hand_over_denials(destination, there, name, [topic, other]) == [topic]
+    assert destination.state().rights(name, topic).denied == tuple(blocked)
+    sync(mirror)
+    assert here(pair) == set(planted)
+
+
+def test_a_block_that_is_recorded_while_rights_change_stays_on_record(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    blocked, made = acls("topic", topic, "*", "WRITE", deny=True), acls("topic", "x", "app", "READ", prefixed=True)
+    give(pair.at_source, acls("topic", topic, "app", "READ", "WRITE"))
+    claim(destination, name, topic)
+
+    def meanwhile(*_: object) -> bool:
+        write_rights(destination, name, [topic], lambda one: replace(one, blocked=tuple(blocked)))
+        write_rights(destination, name, [SHARED], lambda one: replace(one, made=tuple(made)))
+        return True
+
+    def recorded() -> tuple[AclBinding, ...]:
+        state = destination.state()
+        found = state.rights(name, topic).blocked + state.rights(name, SHARED).made
+        write_rights(destination, name, [topic], RightsRecord.unblocked)
+        write_rights(destination, name, [SHARED], lambda one: replace(one, made=()))
+        return found
+
+    monkeypatch.setattr(acl_sync, "await_acls", meanwhile)
+    sync(mirror)
+    assert recorded() == (*blocked, *made)
+    monkeypatch.setattr(lift, "await_acls", meanwhile)
+    claim(destination, name, topic, desired=DesiredState.STOPPED)
+    lifted = lift_rights(destination, name, [topic])[topic]
+    assert lifted.given == tuple(acls("topic", topic, "app", "WRITE"))
+    assert recorded() == (*blocked, *made)
 
 
 def test_a_filter_chooses_and_what_applies_to_everything_is_narrowed(
@@ -627,7 +714,7 @@ def test_a_failover_says_what_clients_of_the_source_lack_here(
     assert live.scram_users == ()
 
     blocked = acls("topic", topic, "*", "WRITE", deny=True)  # by --block-producers: for the move only
-    write_rights(destination, name, {topic: RightsRecord(name, topic, blocked=tuple(blocked))})
+    write_rights(destination, name, [topic], lambda one: replace(one, blocked=tuple(blocked)))
     give(pair.at_source, blocked)
     assert names(lacking(dry_run=True)) == names(live)
     sync(mirror, acls_include="TOPIC")

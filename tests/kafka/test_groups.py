@@ -387,6 +387,45 @@ def test_described_with_the_source_down(scene: GroupScene) -> None:
     assert (row.source_offset, row.destination_offset, row.reason) == (None, 40, GroupReason.SOURCE_UNREACHABLE)
 
 
+def test_a_group_that_cannot_be_read_at_the_source_is_not_shown_as_synced(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if DESCRIBE on it was revoked: no broker lists it, and its coordinator refuses."""
+    other, source = unique_topic("g"), scene.pair.source.bootstrap_servers
+    scene.at_source(40)
+    commit(scene.pair.source, other, scene.source_topic, {0: 40})
+    scene.sync()
+    checked = scene.destination.state().groups_checked(scene.mirror)
+    monkeypatch.setattr(group_commit, "_NOTE_MS", 0)
+    listed, committed_by = ClusterGroups.listed, ClusterGroups.committed
+
+    def is_source(groups: ClusterGroups) -> bool:
+        return ",".join(f"{host}:{port}" for host, port in groups.client.config.bootstrap_servers) == source
+
+    def visible(groups: ClusterGroups, *, whole: bool = True) -> dict[str, ListedGroup]:
+        found = listed(groups, whole=whole)
+        return {name: one for name, one in found.items() if not (is_source(groups) and name == scene.group)}
+
+    def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind]) -> Any:
+        found = committed_by(groups, wanted)
+        return {name: 30 if is_source(groups) and name == scene.group else one for name, one in found.items()}
+
+    with monkeypatch.context() as revoked:
+        revoked.setattr(ClusterGroups, "listed", visible)
+        revoked.setattr(ClusterGroups, "committed", readable)
+        commit(scene.pair.source, other, scene.source_topic, {0: 50})
+        for _ in range(2):
+            with pytest.raises(UnreachableError, match=rf"{scene.group} on the source are unknown: GROUP_AUTH.*\(30\)"):
+                scene.sync()
+        assert (scene.here(), scene.here(other)) == (40, 50)
+        assert scene.destination.state().groups_checked(scene.mirror) == checked
+        reasons = {row.group: row.reason for row in describe_groups(scene.destination, scene.mirror)}
+        assert reasons == {scene.group: GroupReason.UNKNOWN_NOW, other: None}
+    scene.sync()
+    assert scene.destination.state().groups_checked(scene.mirror) != checked
+    assert {row.reason for row in describe_groups(scene.destination, scene.mirror)} == {None}
+
+
 # -- share groups ------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.protocol.acl_binding import AclPermission, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights import principal_probe
 from kmirror.cluster.rights.acl_commands import login_principal
@@ -22,7 +22,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.writing.fence import replicated_ends
 from kmirror.cluster.writing.writable import probe_writable
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
@@ -79,7 +79,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
         acls("topic", "orders", "other", "ALL", prefixed=True),
     )
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])  # before the topic exists
+    found, _, _ = protect(destination, mirror, [topic])  # before the topic exists
     assert found[topic].detected_only is None
     assert set(found[topic].denied) == {denial(topic, "app"), denial(topic, "other")}
     assert set(destination.state().rights(mirror, topic).denied) == set(found[topic].denied)
@@ -88,7 +88,7 @@ def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(
         assert written(guarded_cluster, user, topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert written(guarded_cluster, "kmirror", topic) is None
     assert written(guarded_cluster, "admin", topic) is None  # super users are excepted
-    again = protect(destination, mirror, [topic])
+    again, _, _ = protect(destination, mirror, [topic])
     assert (again[topic].denied, again[topic].changed) == (found[topic].denied, False)
     partition = TopicPartition(topic, 0)
     assert settle(destination, [partition], 0) == {}
@@ -148,13 +148,13 @@ def test_denials_follow_the_acls_and_those_of_others_stay(
     theirs = denial(topic, "other")
     give(admin, kmirror_rights(), [theirs], acls("topic", topic, "other", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    assert protect(destination, mirror, [topic])[topic].denied == ()
+    assert protect(destination, mirror, [topic])[0][topic].denied == ()
     late = acls("topic", topic, "app", "WRITE")
     give(admin, late)
-    assert protect(destination, mirror, [topic])[topic].denied == (denial(topic, "app"),)
+    assert protect(destination, mirror, [topic])[0][topic].denied == (denial(topic, "app"),)
     delete_acls(admin, late)
     await_acls(admin, (), late)
-    assert protect(destination, mirror, [topic])[topic].denied == ()
+    assert protect(destination, mirror, [topic])[0][topic].denied == ()
     assert denial(topic, "app") not in describe_acls(admin)
     give(admin, late)
     protect(destination, mirror, [topic])
@@ -171,14 +171,14 @@ def test_where_everybody_may_write_only_a_super_user_can_forbid_it(
     topic = unique_topic()
     give(admin, kmirror_rights(), acls("topic", topic, "*", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert found.denied == ()
     assert "all principals may write (ALLOW WRITE on topic" in (found.detected_only or "")
     assert "--remove --force --allow-principal 'User:*' --operation Write" in (found.hint or "")
     assert destination.state().rights(mirror, topic).detected_only == found.detected_only
 
     destination, mirror = make_mirror(guarded_cluster, "admin", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert (found.denied, found.detected_only) == ((denial(topic, "*"),), None)
     create_topic(destination.client, topic, 1, 1, {})
     assert written(guarded_cluster, "app", topic) == KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -193,7 +193,7 @@ def test_readers_are_never_locked_out_by_a_denial(
     topic = unique_topic()
     for user in ("kmirror", "admin"):  # an ordinary principal and a super user find it out in different ways
         destination, mirror = make_mirror(lenient_cluster, user, topic)
-        found = protect(destination, mirror, [topic])[topic]
+        found = protect(destination, mirror, [topic])[0][topic]
         assert "allow.everyone.if.no.acl.found is (or may be) true" in (found.detected_only or "")
         with pytest.raises(RefusedError, match=r"allow\.everyone\.if\.no\.acl\.found"):
             ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
@@ -207,7 +207,7 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
 ) -> None:
     topic = unique_topic()
     destination, mirror = make_mirror(cluster_pair.destination, "admin", topic)
-    assert protect(destination, mirror, [topic])[topic].detected_only == "the destination has no authorizer"
+    assert protect(destination, mirror, [topic])[0][topic].detected_only == "the destination has no authorizer"
     with pytest.raises(RefusedError, match="the source has no authorizer"):
         ProducerBlock(destination, mirror, destination.client, destination.state(), []).require_possible()
     assert protect_claimed(destination, mirror, Settings(), [topic]) == []
@@ -215,10 +215,10 @@ def test_without_an_authorizer_or_the_right_to_change_acls_it_says_so(
     rights = [one for one in kmirror_rights() if one.resource_type is not ResourceType.CLUSTER]
     give(admin, rights, acls("topic", topic, "app", "WRITE"))
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert "kmirror may not read or change ACLs: describing ACLs: we lack DESCRIBE" in (found.detected_only or "")
     give(admin, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"))
-    found = protect(destination, mirror, [topic])[topic]
+    found = protect(destination, mirror, [topic])[0][topic]
     assert found.detected_only == "kmirror may not change ACLs: it lacks ALTER on the cluster"
     assert "--operation Alter" in (found.hint or "")
     (warning,) = protect_claimed(destination, mirror, Settings(), [topic])
@@ -239,7 +239,7 @@ def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(
         pass
     with monkeypatch.context() as as_killed:
         as_killed.setattr(os, "getpid", lambda: ended.pid)
-        as_killed.setattr(principal_probe, "delete_acls", lambda *_: None)
+        as_killed.setattr(principal_probe, "delete_acls", lambda *_: {})
         as_killed.setattr(principal_probe, "_seen", _Killed())
         with pytest.raises(KeyboardInterrupt):
             probe_principal(admin, describe_acls(admin), ["User:app"])
@@ -252,6 +252,35 @@ def test_a_killed_probe_s_acls_are_deleted_by_the_next_command(
     destination, mirror = make_mirror(guarded_cluster, "kmirror", topic)
     protect(destination, mirror, [topic])
     wait_until(lambda: not left())
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_a_probe_s_acls_that_cannot_be_deleted_are_named(
+    admin: ClusterClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusals: int
+) -> None:
+    before, asked = describe_acls(admin), list[Collection[AclBinding]]()
+
+    def refused(client: ClusterClient, bindings: Collection[AclBinding]) -> dict[AclBinding, KmirrorError | None]:
+        asked.append(list(bindings))
+        if len(asked) > refusals:
+            return delete_acls(client, bindings)
+        return dict.fromkeys(bindings, KmirrorError("the controller has moved"))
+
+    monkeypatch.setattr(principal_probe, "delete_acls", refused)
+    probe_principal(admin, before)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    lines = [record.getMessage() for record in caplog.records if record.name == principal_probe.__name__]
+    if refusals == 1:
+        assert lines == []
+        wait_until(lambda: describe_acls(admin) == before)
+        return
+    (binding,) = asked[0]
+    (line,) = lines
+    assert line.startswith("an ACL of kmirror is left: the controller has moved\nkafka-acls")
+    assert f"--remove --force --deny-principal 'User:*' --operation Describe --topic {binding.resource_name}" in line
+    delete_acls(admin, asked[0])
+    assert await_acls(admin, (), asked[0])
 
 
 class _Killed:

@@ -13,13 +13,19 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.cluster import reaching
 from kmirror.cluster.client import LEAST_S, ClusterClient
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.coordinators import KeyType, find_coordinators
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reaching import SILENT_ADDRESSES
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
+from kmirror.ops.groups.group_facts import group_views
 from kmirror.ops.stop.promote_claim import Claim
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
+from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror_sandbox.cluster import SandboxCluster
@@ -120,6 +126,30 @@ def test_whether_there_is_state_is_not_waited_for_longer_than_a_cluster_keeps_de
 
 def record(topic: str, source_topic: str) -> TopicRecord:
     return TopicRecord("m", topic, source_topic, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
+
+
+def test_groups_are_known_of_the_brokers_that_answer(cluster: SandboxCluster, config: ClientConfig) -> None:
+    at, found = TopicPartition("near", 0), dict[int, str]()
+    every = SandboxCluster(cluster.name, cluster.directory)  # at addresses that all answer
+    with ClusterClient(client_config(every.client_properties())) as client:
+        for group in (unique_topic("g") for _ in range(100)):
+            codes = ClusterGroups(client).commit(group, GroupKind.CONSUMER, {at: Committed(0)})
+            assert set(codes.values()) == {0}
+            (coordinator,) = find_coordinators(client, KeyType.GROUP, [group], 30.0).values()
+            assert not isinstance(coordinator, int)
+            found[coordinator[0]] = group
+            if len(found) == 2:
+                break
+    near, silent = found[1], found[2]
+    with ClusterClient(config) as client:
+        groups = ClusterGroups(client, timeout=4.0)
+        with pytest.raises(UnreachableError):
+            groups.listed()
+        listed = groups.listed(whole=False)
+        assert (near in listed, silent in listed) == (True, False)
+        views = group_views(groups, dict.fromkeys([silent, near], GroupKind.CONSUMER))
+    assert views[near].committed == {at: Committed(0)}
+    assert views[silent].trouble is GroupReason.UNKNOWN_NOW
 
 
 def test_a_promote_waits_for_no_end_that_would_not_count(cluster: SandboxCluster, attempts: list[int]) -> None:

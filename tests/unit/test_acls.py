@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
-from kmirror.cluster.rights.acls import kafka_acls_line
+from kmirror.cluster.rights.acls import delete_acls, kafka_acls_line
 from kmirror.errors import UsageError
 from kmirror.settings.acl_filters import AclFilters, parse_acl_filters
 from kmirror.state.record_kinds import Unknown, decode, encode
@@ -120,6 +124,22 @@ def test_only_ours_are_deleted_and_what_stopped_topics_live_by_stays() -> None:
     assert (gone.delete, gone.made) == (prefix, {SHARED: frozenset()})
     kept = sync_plan({SHARED: Wanted()}, prefix, {SHARED: prefix}, ["t1"])
     assert (kept.delete, kept.made) == (frozenset(), {SHARED: prefix})
+    assert (gone.obsolete, kept.obsolete) == ({SHARED: prefix}, {SHARED: frozenset()})
+
+
+def test_consumers_of_stopped_topics_are_not_ended_as_they_are_on_the_source() -> None:
+    """Consumers move to the topics here; to end those at the source, an operator denies them there."""
+    reads = frozenset(acls("group", "g", "app", "READ"))
+    denied = frozenset([*acls("group", "g", "app", "READ", deny=True), *txn("a", "app", deny=True)])
+    denied |= frozenset(acls("topic", "t", "app", "READ", prefixed=True, deny=True))
+    own_ids = frozenset(txn("kmirror-", "app", prefixed=True, deny=True))
+    wants = {SHARED: Wanted(denied | own_ids)}
+    mirrored = sync_plan(wants, reads, {SHARED: reads}, [])
+    assert (mirrored.create, mirrored.delete) == (denied | own_ids, reads)
+    stopped = sync_plan(wants, reads, {SHARED: reads}, ["t1"])
+    assert (stopped.create, stopped.delete, stopped.made) == (own_ids, frozenset(), {SHARED: reads | own_ids})
+    elsewhere = sync_plan(wants, reads, {SHARED: reads}, ["x"])  # the prefix covers no stopped topic
+    assert elsewhere.create == own_ids | frozenset(acls("topic", "t", "app", "READ", prefixed=True, deny=True))
 
 
 def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> None:
@@ -133,6 +153,27 @@ def test_shared_acls_are_given_when_they_cover_no_mirror_topic_any_more() -> Non
     assert grantable(power, ["another-mirrors"], mirror_has_topics=False) == frozenset()
     assert grantable(power, [], mirror_has_topics=True) == frozenset()
     assert grantable(power, [], mirror_has_topics=False) == set(power)
+
+
+def test_a_deletion_that_fails_for_the_acl_alone_is_an_error() -> None:
+    """AclAuthorizer, with ZooKeeper, leaves the code of the filter 0."""
+    (binding,) = acls("topic", "t", "app", "WRITE", deny=True)
+
+    class Client:
+        config = SimpleNamespace(request_timeout_ms=100)
+        code = -1
+
+        def ask_any(self, _: Any) -> Any:
+            acl = SimpleNamespace(error_code=self.code, error_message="it failed")
+            one = SimpleNamespace(error_code=0, error_message=None, matching_acls=[acl])
+            return SimpleNamespace(filter_results=[one])
+
+    client = Client()
+    error = delete_acls(cast(ClusterClient, client), [binding])[binding]
+    assert error is not None
+    assert "it failed" in str(error)
+    client.code = 0
+    assert delete_acls(cast(ClusterClient, client), [binding]) == {binding: None}
 
 
 def txn(name: str, who: str, *operations: str, prefixed: bool = False, deny: bool = False) -> list[AclBinding]:

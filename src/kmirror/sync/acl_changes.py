@@ -27,7 +27,7 @@ from kmirror.cluster.protocol.acl_binding import (
     PatternType,
     ResourceType,
 )
-from kmirror.state.rights_records import SHARED
+from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS, SHARED
 from kmirror.sync.acl_index import AclIndex, Resource
 
 #: Operations that do not change a topic: allowed while it is mirrored.
@@ -97,13 +97,14 @@ def joined(*parts: Wanted) -> Wanted:
 class SyncPlan:
     """The wanted ACLs by topic, and under SHARED; what to create and delete for them; and `made`, ours afterwards.
 
-    Record `made` before creating anything, together with `delete` until that is done.
+    Record `made` before creating anything, together with `obsolete`, what is ours until `delete` is done.
     """
 
     wanted: Mapping[str, Wanted]
     create: frozenset[AclBinding]
     delete: frozenset[AclBinding]
     made: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
+    obsolete: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
 
 
 def wanted_acls(
@@ -154,22 +155,22 @@ def sync_plan(
 ) -> SyncPlan:
     """Compare the wanted ACLs with those here; `ours` are, by name, the ACLs that kmirror created by its records.
 
-    ACLs of others are neither created again nor deleted. An ACL that covers a topic in `left_alone`, one that is
-    stopped or is about to be, stays: its users rely on it.
+    ACLs of others are neither created again nor deleted. What clients of the topics in `left_alone` may rely on, those
+    that are stopped or are about to be, stays, and is not denied.
     """
     present = set(here)
     kept: dict[str, frozenset[AclBinding]] = {}
     create: set[AclBinding] = set()
-    gone: set[AclBinding] = set()
+    obsolete: dict[str, frozenset[AclBinding]] = {}
     for name, one in wanted.items():
-        mine = set(ours.get(name, ()))
-        obsolete = {binding for binding in mine - one.now if not _is_relied_on(binding, left_alone)}
-        missing = {binding for binding in one.now if binding not in present}
+        mine = frozenset(ours.get(name, ()))
+        obsolete[name] = frozenset(binding for binding in mine - one.now if not _is_relied_on(binding, left_alone))
+        missing = {binding for binding in one.now - present if not locks_out(binding, left_alone)}
         create |= missing
-        gone |= obsolete
-        kept[name] = frozenset((mine - obsolete) | missing)
+        kept[name] = (mine - obsolete[name]) | missing
+    gone = {binding for bindings in obsolete.values() for binding in bindings}
     still = {binding for bindings in kept.values() for binding in bindings}
-    return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept)
+    return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept, obsolete)
 
 
 def grantable(
@@ -192,10 +193,17 @@ def grantable(
 
 
 def _is_relied_on(binding: AclBinding, topics: Collection[str]) -> bool:
-    """Return whether clients of these topics may rely on an ACL: who uses the cluster's is unknown."""
-    if binding.resource_type in (ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER):
+    """Return whether clients of these topics may rely on an ACL: who uses one that is not on topics is unknown."""
+    if binding.resource_type in (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID, ResourceType.CLUSTER):
         return bool(topics)
     return any(binding.covers(ResourceType.TOPIC, topic) for topic in topics)
+
+
+def locks_out(binding: AclBinding, topics: Collection[str]) -> bool:
+    """Return whether an ACL denies what clients of these topics may rely on; kmirror's own ids are its own."""
+    is_denial_of_own_ids = binding[:2] == (ResourceType.TRANSACTIONAL_ID, OWN_TRANSACTIONAL_IDS)
+    is_denial = binding.permission is AclPermission.DENY and not is_denial_of_own_ids
+    return is_denial and _is_relied_on(binding, topics)
 
 
 def denial(topic: str, principal: str) -> AclBinding:

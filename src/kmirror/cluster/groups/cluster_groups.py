@@ -12,11 +12,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from kmirror.cluster import KAFKA_IMPORTS
-from kmirror.cluster.client import ClusterClient, seconds_left
+from kmirror.cluster.client import LEAST_S, ClusterClient, seconds_left
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups import group_members, share_offsets, streams_groups
@@ -26,7 +25,8 @@ from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition, by_topic
 from kmirror.cluster.protocol.wire import Api
-from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, UnreachableError
+from kmirror.cluster.reaching import EACH_SECONDS
+from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 
 #: Error codes of these requests that `Code` does not name.
 UNKNOWN_MEMBER_ID = 25
@@ -70,10 +70,12 @@ class ClusterGroups:
         """Return all groups that we may see, by name.
 
         No broker lists the groups of a coordinator that is moving, or that has no broker. With `whole` it is waited
-        for; without, those groups are missing. Who may not see `__consumer_offsets` cannot tell.
+        for; without, those groups are missing, as are those of brokers that do not answer. Who may not see
+        `__consumer_offsets` cannot tell.
 
         Raises:
-            UnreachableError: a broker does not answer, or is missing, so that groups would be missing.
+            UnreachableError: no broker answers; with `whole`, one does not, or is missing, so that groups would be
+                missing.
             BrokerError: a broker refuses.
         """
         with KAFKA_IMPORTS:
@@ -81,19 +83,25 @@ class ClusterGroups:
 
         deadline = time.monotonic() + self._timeout
         while True:
-            code, found, coordinated, absent = 0, {}, set[int](), set[int]()
+            code, found, coordinated, absent, silent = 0, {}, set[int](), set[int](), 0
             self._brokers = self.client.metadata([], timeout=self._timeout).brokers
-            for broker in self._brokers.values():
-                left = seconds_left(deadline)
+            for asked, broker in enumerate(self._brokers.values()):
+                left = _share_of_time(deadline, 1 if whole else len(self._brokers) - asked)
                 try:
-                    connection = self.client.connect(broker.node_id, broker.host, broker.port)
+                    address = broker.node_id, broker.host, broker.port
+                    connection = self.client.connect(*address, timeout=left, skips_silent=not whole)
                     if whole:
                         led, others = _coordinated(connection, broker.node_id, left)
                         coordinated |= led
                         absent |= others
                     request = ListGroupsRequest(states_filter=[], types_filter=[])
                     answer = connection.request(request, lowest=_LIST_GROUPS_WITH_STATE, timeout=left)
-                except OutcomeUnknown as error:
+                except (OutcomeUnknown, UnreachableError) as error:
+                    silent += 1
+                    if not whole and silent < len(self._brokers):
+                        continue
+                    if isinstance(error, UnreachableError):
+                        raise
                     raise UnreachableError(str(error), "check that all brokers are up") from None
                 code = code or answer.error_code
                 for group in answer.groups:
@@ -135,9 +143,12 @@ class ClusterGroups:
             return found | (_fetch(connection, others, timeout) if others else {})
 
         found: dict[str, dict[TopicPartition, Committed] | int] = {}
-        names = sorted(groups)
+        names, seconds = sorted(groups), self._timeout
         for start in range(0, len(names), _GROUPS_AT_ONCE):
-            found |= self._per_coordinator(names[start : start + _GROUPS_AT_ONCE], ask, self._timeout)
+            answers = self._per_coordinator(names[start : start + _GROUPS_AT_ONCE], ask, seconds)
+            if any(answer in COORDINATOR_MOVED for answer in answers.values() if isinstance(answer, int)):
+                seconds = min(seconds, EACH_SECONDS)  # a coordinator that does not answer is waited for once
+            found |= answers
         return found
 
     def commit(
@@ -248,11 +259,11 @@ class ClusterGroups:
                 node_id = self._coordinators.get(group, -1)
                 if node_id in self._brokers:
                     by_node[node_id].append(group)
-            for node_id, some in by_node.items():
-                broker = self._brokers[node_id]
+            for asked, (node_id, some) in enumerate(by_node.items()):
+                broker, left = self._brokers[node_id], _share_of_time(deadline, len(by_node) - asked)
                 try:
-                    connection = self.client.connect(node_id, broker.host, broker.port)
-                    found |= ask(connection, some, seconds_left(deadline))
+                    connection = self.client.connect(node_id, broker.host, broker.port, timeout=left)
+                    found |= ask(connection, some, left)
                 except (OutcomeUnknown, UnreachableError):
                     found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
             missing = [
@@ -273,21 +284,9 @@ class ClusterGroups:
         return {group: one for group, one in found.items() if isinstance(one, int)}
 
 
-def visible_groups(client: ClusterClient) -> list[str]:
-    """Return the names of all groups that we may see, from every broker that answers.
-
-    Raises:
-        UnreachableError: no broker answers.
-    """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import ListGroupsRequest
-
-    names: set[str] = set()
-    for node_id, broker in client.metadata([]).brokers.items():
-        with suppress(KmirrorError):
-            connection = client.connect(node_id, broker.host, broker.port)
-            names.update(group.group_id for group in connection.request(ListGroupsRequest()).groups)
-    return sorted(names)
+def _share_of_time(deadline: float, count: int) -> float:
+    """Return the seconds for one of `count` brokers: if it does not answer, there is time left for the others."""
+    return max(LEAST_S, seconds_left(deadline) / count)
 
 
 def _coordinated(connection: Connection, node_id: int, timeout: float) -> tuple[set[int], set[int]]:

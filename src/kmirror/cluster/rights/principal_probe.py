@@ -12,6 +12,7 @@ machine, so that the next one deletes them.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import time
@@ -34,8 +35,11 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls
+from kmirror.cluster.rights.acl_commands import admin_options
+from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls, kafka_acls_line
 from kmirror.errors import KmirrorError
+
+_logger = logging.getLogger(__name__)
 
 #: Only this module creates ACLs for names with this prefix.
 PROBE_PREFIX = "kmirror-probe-"
@@ -80,7 +84,7 @@ def probe_principal(
                 raise error
         after = _with(client, tried, names)
     finally:
-        delete_acls(client, tried)
+        _delete(client, tried)
     is_super_user = before and after[f"{name}-0"]
     affected = {principal for topic, principal in names.items() if after[topic] is not before}
     if is_super_user:  # allowed in any case
@@ -152,8 +156,20 @@ def remove_abandoned(client: ClusterClient, acls: Collection[AclBinding]) -> Non
     Raises UnreachableError: no answer, or we lack ALTER on the cluster.
     """
     abandoned = [one for one in acls if one.resource_type is ResourceType.TOPIC and _is_abandoned(one.resource_name)]
-    if abandoned:
-        delete_acls(client, abandoned)
+    _delete(client, abandoned)
+
+
+def _delete(client: ClusterClient, bindings: Collection[AclBinding]) -> None:
+    """Delete ACLs of probes, again where that is refused; log what is left, and how to delete it."""
+    left: dict[AclBinding, KmirrorError] = {}
+    for _ in range(2):
+        outcomes = delete_acls(client, left or bindings)
+        left = {one: error for one, error in outcomes.items() if error is not None}
+        if not left:
+            return
+    for one, error in left.items():
+        line = kafka_acls_line(one, admin_options(client.config), remove=True)
+        _logger.warning("an ACL of kmirror is left: %s\n%s", error, line)
 
 
 def _is_abandoned(name: str) -> bool:

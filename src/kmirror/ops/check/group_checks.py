@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups.cluster_groups import visible_groups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.rights.authorized import groups_lacking
 from kmirror.commands import options
@@ -23,7 +23,7 @@ _GROUPS_ASKED, _GROUPS_IN_HINT = 200, 20
 
 def check_source_groups(findings: Findings, client: ClusterClient, settings: Settings) -> list[str]:
     """Check rights on the source's groups, and return those that are visible and whose offsets are synced."""
-    groups = [group for group in visible_groups(client) if settings.selects_group(group)]
+    groups = [group for group in sorted(ClusterGroups(client).listed(whole=False)) if settings.selects_group(group)]
     if groups:
         check_groups(findings, client, groups, "DESCRIBE")
     elif not has_authorizer(client):

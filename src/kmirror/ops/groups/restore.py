@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import Outcome
-from kmirror.ops.groups.commit import Refusals, carry_out, reason_text
+from kmirror.ops.groups.commit import Refusals, carry_out
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.group_records import GroupRecord
@@ -35,8 +36,7 @@ def known_committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Co
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
             raise UnreachableError(
-                f"committed offsets of group {visible(group)} are unknown: {reason_text(reason_of(answer))}"
-                f" (error {answer})",
+                f"committed offsets of group {visible(group)} are unknown: {code_name(answer)} ({answer})",
                 "grant DESCRIBE on the group",
             )
         found[group] = answer
@@ -83,7 +83,7 @@ def restore_offsets(
     here, state = ClusterGroups(destination.client), destination.state()
     kinds = {name: one.kind for name, one in here.listed(whole=False).items()}
     synced = _synced(state, mirror, topic)
-    present = _present(source, synced, topic)
+    present = known_committed(ClusterGroups(source), {one.group: GroupKind(one.kind) for one in synced.values()})
     wanted: dict[str, dict[int, int]] = {}
     failed: dict[str, str] = {}
     plans: list[GroupPlan] = []
@@ -96,7 +96,7 @@ def restore_offsets(
     for group, record in synced.items():
         if group in wanted:
             continue
-        known = present.get(record.group, {})
+        known = {at.partition: one for at, one in present[record.group].items() if at.topic == topic.source_topic}
         chosen = {p: known.get(p, Committed(bounds[p][0])) for p in {*known, *before.get(group, {})} if p in bounds}
         rows = tuple(
             OffsetPlan(
@@ -135,19 +135,3 @@ def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str,
     if not stored_settings(mirror.settings).sync_group_offsets_enabled:
         return {}
     return {record.destination_group: record for record in state.groups(mirror.name) if topic.topic in record.offsets}
-
-
-def _present(
-    source: ClusterClient, synced: Mapping[str, GroupRecord], topic: TopicRecord
-) -> dict[str, dict[int, Committed]]:
-    """Return the committed offsets of these groups on the source, by source group and partition."""
-    answers = ClusterGroups(source).committed({one.group: GroupKind(one.kind) for one in synced.values()})
-    found: dict[str, dict[int, Committed]] = {}
-    for group, answer in answers.items():
-        if isinstance(answer, int):
-            raise UnreachableError(
-                f"committed offsets of group {visible(group)} on the source are unknown (error {answer})",
-                "kmirror retries",
-            )
-        found[group] = {at.partition: one for at, one in answer.items() if at.topic == topic.source_topic}
-    return found

@@ -66,7 +66,6 @@ class GroupSyncJob:
         self._here: tuple[Destination, ClusterGroups] | None = None
         self._source: tuple[Mapping[str, str], ClusterGroups] | None = None
         self._refusals = Refusals()
-        self._unreadable: Mapping[str, str] = {}
         self._renewals = Renewals()
         self._absences = Absences()
         self._forgets_at = 0.0
@@ -80,16 +79,21 @@ class GroupSyncJob:
         return settings.sync_group_offsets_enabled
 
     def run(self, view: JobView) -> Iterable[JobEvent]:
-        """Sync once. Raises KmirrorError or OutcomeUnknown; the next run does what was not done."""
+        """Sync once. Raises KmirrorError or OutcomeUnknown; the next run does what was not done.
+
+        Groups that cannot be read at the source do not keep the others from being synced, but the run has failed.
+        """
         if not view.settings.sync_group_offsets_enabled:
-            return ()
+            return
         try:
-            return self._run(view)
+            found, events = self._run(view)
         except KmirrorError:
             self.close()
             raise
+        yield from events
+        _require_readable(found)
 
-    def _run(self, view: JobView) -> list[JobEvent]:
+    def _run(self, view: JobView) -> tuple[SourceGroups, list[JobEvent]]:
         if self._source is not None and self._source[0] != view.mirror.source:
             self.close()
         destination, _ = self._open_here()
@@ -104,16 +108,13 @@ class GroupSyncJob:
         except (KmirrorError, OutcomeUnknown):
             self._commit(SourceGroups({}, topics), state, settings, may_note=False)
             raise
-        carried = self._commit(found, state, settings, may_note=True)
+        carried = self._commit(found, state, settings, may_note=not found.unreadable)
         events = _skip_events(self._mirror, carried.newly_skipped)
         events += self._drop(found, state, settings)
         if found.groups and boottime() >= self._forgets_at:
             self._forgets_at = boottime() + _FORGET_EVERY_S
             self._forget(found, state, settings)
-        if found.unreadable and found.unreadable != self._unreadable:
-            events.append(JobEvent(f"group offsets of {self._mirror}: {_unreadable(found)}", level=Level.WARNING))
-        self._unreadable = found.unreadable
-        return events
+        return found, events
 
     def _commit(self, found: SourceGroups, state: State, settings: Settings, *, may_note: bool) -> CommitResult:
         """Commit what follows from the source, and what would expire at the destination or has vanished there."""
@@ -376,16 +377,14 @@ def _is_coming(source: ClusterGroups, topics: MirroredTopics, plans: Iterable[Gr
 
 
 def _require_readable(found: SourceGroups) -> None:
-    if found.unreadable:
-        raise UnreachableError(
-            _unreadable(found), "grant DESCRIBE on the group there, or exclude it with groups.exclude"
-        )
-
-
-def _unreadable(found: SourceGroups) -> str:
+    if not found.unreadable:
+        return
     group, error = next(iter(found.unreadable.items()))
     more = f", and of {len(found.unreadable) - 1} more" if len(found.unreadable) > 1 else ""
-    return f"committed offsets of group {visible(group)} on the source are unknown: {error}{more}"
+    raise UnreachableError(
+        f"committed offsets of group {visible(group)} on the source are unknown: {error}{more}",
+        "grant DESCRIBE on the group there, or exclude it with groups.exclude",
+    )
 
 
 def _outcome(row: OffsetPlan, refused: GroupReason | None, *, was_set: bool) -> tuple[Outcome, GroupReason | None]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.groups.cluster_groups import visible_groups
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
@@ -26,16 +26,15 @@ from kmirror.ops.rights.protection import (
     Protection,
     is_mirrored,
     protect,
-    protect_from,
     survey,
     unprotect,
     write_rights,
 )
 from kmirror.ops.rights.source_acls import store_source_acls
 from kmirror.settings.table import Settings
-from kmirror.state.rights_records import SHARED
+from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.acl_changes import SyncPlan, Wanted, joined, producers_of, sync_plan, wanted_acls
+from kmirror.sync.acl_changes import SyncPlan, Wanted, joined, locks_out, producers_of, sync_plan, wanted_acls
 from kmirror.sync.client_acls import on_cluster, on_transactional_ids
 from kmirror.sync.client_rights import is_of_clients
 from kmirror.words import counted, listed
@@ -66,7 +65,7 @@ class RightsJob(DestinationJob):
             for topic, denied in unprotect(destination, self._mirror, topics).items():
                 yield _event(f"{topic} is no longer protected: read.only=detect", "OK", removed=_names(denied))
             return
-        found, before, after = protect_from(destination, self._mirror, topics, self._known)
+        found, before, after = protect(destination, self._mirror, topics, self._known)
         yield from events_of(before, after, self._mirror, found)
 
     def _sync(self, destination: Destination, view: JobView) -> Iterator[JobEvent]:
@@ -135,7 +134,9 @@ class RightsJob(DestinationJob):
         held_back = state.rights(self._mirror, SHARED).held_back
         still = (one for one in held_back if any(one.covers(ResourceType.TOPIC, topic) for topic in pending))
         further.append(Wanted(deferred=frozenset(still)))
-        wanted[SHARED] = joined(wanted[SHARED], *further)
+        shared = joined(wanted[SHARED], *further)
+        deferred = frozenset(one for one in shared.deferred if one in held_back or not locks_out(one, kept))
+        wanted[SHARED] = replace(shared, deferred=deferred)
         return sync_plan(wanted, here, made, kept)
 
     def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
@@ -145,7 +146,8 @@ class RightsJob(DestinationJob):
         """
         copied = state.rights(self._mirror, SHARED).made
         known = {one.resource_name for one in copied if one.resource_type is ResourceType.GROUP}
-        return {group for group in {*visible_groups(source), *known} if settings.selects_group(group)}
+        listed = ClusterGroups(source).listed(whole=False)
+        return {group for group in {*listed, *known} if settings.selects_group(group)}
 
 
 def sync_refusal(surveyed: AclSurvey) -> KmirrorError | None:
@@ -177,7 +179,7 @@ def protect_claimed(destination: Destination, mirror: str, settings: Settings, t
     if settings.read_only == "detect" or not topics:
         return []
     try:
-        found = protect(destination, mirror, topics)
+        found, _, _ = protect(destination, mirror, topics)
     except (KmirrorError, OutcomeUnknown) as error:
         return [f"cannot deny other clients write access to {_listed(topics)}; the engine retries: {error}"]
     by_reason: dict[str, list[str]] = {}
@@ -212,14 +214,12 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
     failed = {binding: error for binding, error in outcomes.items() if error is not None}
     if outcomes and not failed:
         await_acls(destination.client, plan.create, plan.delete)
-    state = destination.state()
-    kept = {}
-    for name in plan.wanted:
-        before = state.rights(mirror, name)
-        gone = plan.delete - failed.keys()
-        made = tuple(one for one in before.made if one in plan.made[name] or (one not in gone and one in plan.delete))
-        kept[name] = replace(before, made=made)
-    write_rights(destination, mirror, kept)
+
+    def without_obsolete(one: RightsRecord) -> RightsRecord:
+        gone = plan.obsolete[one.topic] - failed.keys()
+        return replace(one, made=tuple(binding for binding in one.made if binding not in gone))
+
+    write_rights(destination, mirror, plan.obsolete, without_obsolete)
     return failed
 
 

@@ -93,13 +93,10 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
         return done
     give = frozenset(one for group in (*plan.give.values(), plan.shared) for one in group)
     remove = frozenset(one for group in plan.remove.values() for one in group)
-    records = {topic: state.rights(mirror, topic) for topic in (*topics, SHARED)}
     given_by = {**plan.give, SHARED: plan.shared}
     if give:  # recorded before they are created
         write_rights(
-            destination,
-            mirror,
-            {topic: replace(one, made=_merged(one.made, given_by[topic])) for topic, one in records.items()},
+            destination, mirror, given_by, lambda one: replace(one, made=_merged(one.made, given_by[one.topic]))
         )
     try:
         # denials first: they override the ACLs that are created
@@ -110,17 +107,17 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
     failed = {b: e for b, e in failed.items() if not isinstance(e, NoAuthorizerError)}
     if not failed and (give or remove):
         _await(destination, give, remove)
-    kept: dict[str, RightsRecord] = {}
-    for topic, one in records.items():
-        gone = given_by[topic] - failed.keys()
-        kept[topic] = replace(
+
+    def lifted(one: RightsRecord) -> RightsRecord:
+        given, removed = given_by[one.topic] - failed.keys(), plan.remove.get(one.topic, frozenset()) - failed.keys()
+        return replace(
             one,
-            made=_merged(one.made, given_by[topic]),
-            denied=tuple(b for b in one.denied if b in failed),
-            held_back=tuple(b for b in one.held_back if b not in gone),
-            detected_only=one.detected_only if topic == SHARED else None,
+            denied=tuple(b for b in one.denied if b not in removed),
+            held_back=tuple(b for b in one.held_back if b not in given),
+            detected_only=one.detected_only if one.topic == SHARED else None,
         )
-    write_rights(destination, mirror, kept)
+
+    write_rights(destination, mirror, given_by, lifted)
     for topic in topics:
         concerned = plan.remove[topic] | plan.give[topic] | plan.shared
         error = _error(

@@ -137,10 +137,14 @@ class ProducerBlock:
             UnreachableError: the destination does not answer.
         """
         state = self._destination.state()
-        rights = {topic: state.rights(self._mirror, topic) for topic in writable_ms}
-        cut = {t: replace(one, writable_ms=writable_ms[t]) for t, one in rights.items() if one.blocked}
+        cut = [topic for topic in writable_ms if state.rights(self._mirror, topic).blocked]
         if cut:
-            write_rights(self._destination, self._mirror, cut)
+            write_rights(
+                self._destination,
+                self._mirror,
+                cut,
+                lambda one: replace(one, writable_ms=writable_ms[one.topic]) if one.blocked else one,
+            )
         self.writable_ms |= writable_ms
 
     def lift(self, topics: Collection[str]) -> str | None:
@@ -164,8 +168,7 @@ class ProducerBlock:
             raise_first(delete_acls(self._source, bindings))
             await_acls(self._source, (), bindings)
             at = now_ms()
-            forgotten = {name: rights.unblocked() for name, rights in ours.items()}
-            write_rights(self._destination, self._mirror, forgotten)
+            write_rights(self._destination, self._mirror, ours, RightsRecord.unblocked)
             event = self._event("UNBLOCKED", list(ours))
             change(self._destination, self._mirror, lambda _: Changes((), (), (event,)))
         except (KmirrorError, OutcomeUnknown) as error:
@@ -240,18 +243,17 @@ def hand_over_denials(here: Destination, there: State, mirror: str, topics: Coll
     """Make denials that block producers of these topics the protection of the mirror topics that they become `here`.
 
     `there` is the state of the new primary. They are recorded here as kmirror's own: the engine replaces them with what
-    the mirror topic needs, and a stop here lifts them. Returns the topics concerned.
+    the mirror topic needs, and a stop here lifts them. No other ACL is taken over, whatever the state `there` contains:
+    recorded ACLs are deleted here. Returns the topics concerned.
     """
-    cut = {topic: blocked for topic in topics if (blocked := there.rights(mirror, topic).blocked)}
+    cut = [topic for topic in topics if denial(topic, EVERYONE) in there.rights(mirror, topic).blocked]
 
-    def decide(state: State) -> Changes:
-        before = {topic: state.rights(mirror, topic) for topic in cut}
-        after = {t: replace(one, denied=tuple(sorted({*one.denied, *cut[t]}))) for t, one in before.items()}
-        return Changes(tuple(one for topic, one in after.items() if one != before[topic]))
+    def add(one: RightsRecord) -> RightsRecord:
+        return replace(one, denied=tuple(sorted({*one.denied, denial(one.topic, EVERYONE)})))
 
     if cut:
-        change(here, mirror, decide)
-    return list(cut)
+        write_rights(here, mirror, cut, add)
+    return cut
 
 
 def forget_handed_over(
@@ -266,9 +268,7 @@ def forget_handed_over(
         return None
     try:
         with Destination.open(there, cluster_id) as primary:
-            state = primary.state()
-            records = {topic: state.rights(mirror, topic).unblocked() for topic in taken}
-            write_rights(primary, mirror, records)
+            write_rights(primary, mirror, taken, RightsRecord.unblocked)
     except (KmirrorError, OutcomeUnknown) as error:
         return f"the new primary still has on record that producers are denied WRITE here, which is harmless: {error}"
     return None

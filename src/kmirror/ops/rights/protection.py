@@ -13,7 +13,7 @@ in force: a denial that also affects kmirror is reverted immediately.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
@@ -149,26 +149,15 @@ def is_mirrored(topic: TopicRecord | None) -> bool:
 
 def protect(
     destination: Destination, mirror: str, topics: Collection[str], known: ProbeCache | None = None
-) -> dict[str, Protection]:
-    """Deny other clients write access to these mirror topics, which need not exist yet; return their protection.
+) -> tuple[dict[str, Protection], State, State]:
+    """Deny other clients write access to these mirror topics, which need not exist yet.
 
-    Only topics with a record are protected. Returns when the denials are in force on every broker. Use `settle` for
-    transactions that were open before. Idempotent.
+    Only topics with a record are protected. Returns their protection when the denials are in force on every broker, and
+    what was stored before and after that. Use `settle` for transactions that were open before. Idempotent.
 
     Raises:
         UnreachableError: the destination does not answer.
         KmirrorError: a denial could not be made; what was made stays recorded.
-    """
-    return protect_from(destination, mirror, topics, known)[0]
-
-
-def protect_from(
-    destination: Destination, mirror: str, topics: Collection[str], known: ProbeCache | None = None
-) -> tuple[dict[str, Protection], State, State]:
-    """Protect topics as `protect` does; return also what was stored before and after that.
-
-    Raises:
-        UnreachableError, KmirrorError: as `protect`.
     """
     surveyed = survey(destination.client, topics, known)
     state = destination.state()
@@ -196,17 +185,22 @@ def unprotect(destination: Destination, mirror: str, topics: Collection[str]) ->
         raise_first(delete_acls(destination.client, _all(ours.values())))
     recorded = [topic for topic in topics if topic in ours or state.rights(mirror, topic).detected_only is not None]
     if recorded or state.rights(mirror, SHARED).detected_only is not None:
-        cleared = {topic: replace(state.rights(mirror, topic), denied=(), detected_only=None) for topic in recorded}
-        shared = replace(state.rights(mirror, SHARED), detected_only=None)
-        write_rights(destination, mirror, {**cleared, SHARED: shared})
+
+        def clear(one: RightsRecord) -> RightsRecord:
+            return replace(one, denied=_without(one.denied, ours.get(one.topic, ())), detected_only=None)
+
+        write_rights(destination, mirror, [*recorded, SHARED], clear)
     return ours
 
 
-def write_rights(destination: Destination, mirror: str, records: Mapping[str, RightsRecord]) -> None:
-    """Write rights records that have changed, empty ones as tombstones."""
+def write_rights(
+    destination: Destination, mirror: str, topics: Collection[str], update: Callable[[RightsRecord], RightsRecord]
+) -> None:
+    """Update the rights records of these topics, as they are under the lock; write empty ones as tombstones."""
 
     def decide(state: State) -> Changes:
-        changed = [one for topic, one in records.items() if one != state.rights(mirror, topic)]
+        before = [state.rights(mirror, topic) for topic in topics]
+        changed = [after for one in before if (after := update(one)) != one]
         return Changes(tuple(one for one in changed if one), tuple(one.key for one in changed if not one))
 
     change(destination, mirror, decide)
@@ -262,7 +256,7 @@ def _carry_out(
         if gone:
             raise RefusedError(f"{', '.join(gone)}: stopped in the meantime", "check with `kmirror describe`")
         rights = {topic: present.rights(mirror, topic) for topic in concerned}
-        return Changes(tuple(replace(one, denied=_sorted(ours[t] | old[t])) for t, one in rights.items()))
+        return Changes(tuple(replace(one, denied=_sorted({*one.denied, *new[t]})) for t, one in rights.items()))
 
     change(destination, mirror, decide)
     raise_first(create_acls(destination.client, _all(new.values())))
@@ -274,7 +268,8 @@ def _carry_out(
     if reverted := {*denied_us, *stopped}:
         raise_first(delete_acls(destination.client, _all(ours[topic] for topic in reverted)))
     kept = {topic: () if topic in reverted else _sorted(ours[topic]) for topic in concerned}
-    write_rights(destination, mirror, {t: replace(present.rights(mirror, t), denied=kept[t]) for t in concerned})
+    gone = {topic: old[topic] | (ours[topic] if topic in reverted else set()) for topic in concerned}
+    write_rights(destination, mirror, concerned, lambda one: replace(one, denied=_without(one.denied, gone[one.topic])))
     if denied_us:
         names = ", ".join(sorted({visible(one.principal) for topic in denied_us for one in new[topic]}))
         raise KmirrorError(
@@ -296,9 +291,7 @@ def _store(
     reasons[SHARED] = cluster_wide
     is_new = any(before.rights(mirror, topic).detected_only != why for topic, why in reasons.items())
     if is_new:
-        present = destination.state()
-        records = {topic: replace(present.rights(mirror, topic), detected_only=why) for topic, why in reasons.items()}
-        write_rights(destination, mirror, records)
+        write_rights(destination, mirror, reasons, lambda one: replace(one, detected_only=reasons[one.topic]))
     return is_new
 
 
@@ -308,6 +301,10 @@ def _all(groups: Iterable[Iterable[AclBinding]]) -> list[AclBinding]:
 
 def _sorted(bindings: Iterable[AclBinding]) -> tuple[AclBinding, ...]:
     return tuple(sorted(bindings))
+
+
+def _without(bindings: Iterable[AclBinding], gone: Collection[AclBinding]) -> tuple[AclBinding, ...]:
+    return tuple(one for one in bindings if one not in gone)
 
 
 def raise_first(outcomes: Mapping[AclBinding, KmirrorError | None]) -> None:

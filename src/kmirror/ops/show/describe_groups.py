@@ -155,6 +155,8 @@ def _rows(
                     reason = GroupReason.STOPPED
                 elif found is None:
                     reason = reason or GroupReason.SOURCE_UNREACHABLE
+                elif record.group in found.unreadable:
+                    reason = reason or GroupReason.UNKNOWN_NOW
                 here_offset = found_here.offset if found_here else None
                 at = clock.last_sync(record, offsets[0], here_offset)
                 rows.append(
