@@ -33,12 +33,12 @@ from tests.support.clusters import MakeCluster, freeze, unique_topic
 from tests.support.leader import OWN_ID, Leader, batch_of, create_topic
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.shared_clusters import SMALL_HEAP
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 #: A frozen follower stays in sync, as far as the leader knows, for longer than the test takes to ask; and its fetches
 #: wait so long at the leader that there is one as it freezes.
 _PATIENT = {
-    "broker.session.timeout.ms": "30000",
+    "broker.session.timeout.ms": "60000",
     "replica.lag.time.max.ms": "120000",
     "replica.fetch.wait.max.ms": "4000",
 }
@@ -96,7 +96,7 @@ def test_what_only_the_leader_has_is_not_copied_yet(source_cluster: SandboxClust
         assert shown() == (3, 0)
         three.stop_broker(LEADER)
         three.signal(FOLLOWER, signal.SIGCONT)
-        wait_until(lambda: ends() == (4, 4))
+        wait_until(lambda: ends() == (4, 4), 2 * PATIENCE_S)
         wait_until(lambda: shown() == (4, 0))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
@@ -38,7 +38,6 @@ from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
 from tests.support.ports import free_base_port
 from tests.support.runbooks import DOCS, Operator, blocks_of, tools_in
-from tests.support.shared_clusters import SMALL_HEAP
 from tests.support.waiting import PATIENCE_S, wait_until
 
 RECORDS = 200
@@ -82,7 +81,7 @@ def read_all(cluster: SandboxCluster, topic: str, count: int, group: str = "read
         read.extend(message.value().decode() for message in consumer.consume(500, timeout=0.5))
         return len(read) >= count
 
-    wait_until(has_read, 60)
+    wait_until(has_read)
     consumer.commit(asynchronous=False)
     consumer.close()
     return read
@@ -346,8 +345,8 @@ def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_pat
 def test_uninstalling(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Path) -> None:
     """After it nothing of kmirror is left, and what belongs to others is."""
     a, topic = pair.source, unique_topic("orders")
-    b = make_cluster("left", secured=True, authorizer=True, users=USERS, heap=SMALL_HEAP)
-    mirror, archive = unique_topic("orders-dr"), f"{topic}.kmirror-archive.1"
+    b = make_cluster("left", secured=True, authorizer=True, users=USERS)
+    mirror, archive, place = unique_topic("orders-dr"), f"{topic}.kmirror-archive.1", TopicPartition(topic, 0)
     make_topic(a, topic, 1, retention_ms="604800000")
     produce(a, topic, values("first"))
     login = b.write_client_properties(tmp_path / "kmirror.properties", "kmirror")
@@ -378,7 +377,13 @@ def test_uninstalling(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Pa
             create_topic(b, name=archive)
             with Destination.open(b.client_properties("kmirror")) as here, LocalEngine(here, mirror) as engine:
                 engine.catch_up()
-            assert type_in("kmirror", "failover", "--mirror", mirror, "--yes").returncode == 0
+                rows = engine.engine.partitions.rows
+                assert rows[place].destination_offset == RECORDS, rows
+            done = type_in("kmirror", "failover", "--mirror", mirror, "--yes")
+            assert done.returncode == 0, done
+            for committed in (False, True):
+                found = admin.list_offsets({place: LATEST}, read_committed=committed)[place].offset
+                assert found == RECORDS + 1, done  # a marker follows
             operator.follow("1.")
             assert f"mirror {mirror}" in operator.follow("2.")
             kept = set(operator.follow("3.").split())
