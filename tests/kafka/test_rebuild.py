@@ -20,7 +20,7 @@ from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.engine.driver.rebuilds import ConsentNeededError
-from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add import topic_admin
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
@@ -548,6 +548,41 @@ def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
     done = failed_over(scene)
     assert any(scene.archive in str(row.message) for row in done.results)
     assert any(scene.archive in warning for warning in done.warnings)
+
+
+def killed(does: str) -> None:
+    """End a command after the first step that has done something."""
+    raise CutOffError(does)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_failover_after_a_diverged_topic_was_deleted_says_that_most_of_it_is_at_the_source_only(
+    diverged: Scene, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    scene = diverged
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    with monkeypatch.context() as patched:
+        cut_off(patched, topic_admin, "delete_topics", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    (row,) = describe(scene.destination, scene.mirror)
+    assert f"what its source lacks is in {scene.archive}, and it is being recreated" in str(row.error_message)
+    drill = failover(scene.destination, scene.mirror, dry_run=True).result
+    if is_killed:
+        with pytest.raises(CutOffError):
+            failover(scene.destination, scene.mirror, checkpoint=killed)
+    done = failover(scene.destination, scene.mirror).result
+    lost = f"what its source lacked is in {scene.archive}, and the rest is only at the source"
+    for result in (drill, done):
+        (stopped,) = result.results
+        assert stopped.result is Outcome.FAILED
+        assert (stopped.reason, stopped.message) == (
+            Reason.DESTINATION_TOPIC_DELETED,
+            f"{scene.topic} is gone: {lost}",
+        )
+        assert [warning for warning in result.warnings if warning.endswith(f"if it is gone, {lost}")]
+    assert done.exit_code == ExitCode.PARTLY_DONE
+    assert (scene.record.pending_operation, scene.record.rebuild) == (None, None)
 
 
 def test_an_empty_topic_has_no_archive_that_could_be_named(
