@@ -350,6 +350,7 @@ class RebuildAttempt:
         is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
         if len(made.partitions) != partitions and is_empty and settings and has_all_mirror_values(settings):
             # created by us, while the source topic had other partitions
+            _claimed(self.destination.state(), self.mirror.name, topic)
             delete_topic(client, topic, made.printed_topic_id)
             return self._replace(plan)
         if len(made.partitions) != partitions or not is_empty:
