@@ -7,7 +7,7 @@ not know; `gone_topics`, for actions that rely on the deletion, also asks them a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
@@ -29,20 +29,10 @@ def gone_topics(
         UnreachableError: no broker answers.
     """
     ids = {t.topic: t.destination_topic_id for t in topics if is_gone(t, found.get(t.topic))}
-    gone = unknown_ids(client, [topic_id for topic_id in ids.values() if topic_id is not None])
-    return frozenset(name for name, topic_id in ids.items() if topic_id in gone)
-
-
-def unknown_ids(client: ClusterClient, topic_ids: Collection[str]) -> frozenset[str]:
-    """Return which of these topics no broker knows any more; all of them before Kafka 3.1, where none can be asked.
-
-    Raises:
-        UnreachableError: no broker answers.
-    """
-    binary = {topic_id: parse_topic_id(topic_id) for topic_id in topic_ids}
+    binary = {name: parse_topic_id(topic_id) for name, topic_id in ids.items() if topic_id is not None}
     try:
         codes = topic_errors(client, binary.values())
-    except UnsupportedVersionError:
+    except UnsupportedVersionError:  # brokers before Kafka 3.1 answer by name only
         return frozenset(binary)
     return frozenset(name for name, topic_id in binary.items() if codes.get(topic_id) == Code.UNKNOWN_TOPIC_ID)
 

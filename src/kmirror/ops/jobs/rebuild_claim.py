@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition, exchange
 from kmirror.cluster.protocol.read_up_to import local_start_by_settings
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import grant_line
@@ -22,7 +22,6 @@ from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.driver.rebuilds import ConsentNeededError
 from kmirror.errors import RESET_REASONS, Reason, RefusedError, UnreachableError
 from kmirror.ops.base.context import Destination, change, now_ms, own_event, require_mirror, source_client
-from kmirror.ops.base.gone import unknown_ids
 from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, Rebuild, RebuildStep
@@ -78,7 +77,9 @@ def settings_of(client: ClusterClient, topic: str) -> TopicSettings:
 
 def _require_gone(mirror: MirrorRecord, topic: str, topic_id: str) -> None:
     with source_client(mirror.source, mirror.source_cluster_id) as source:
-        if topic_id not in unknown_ids(source, [topic_id]):
+        answers = source.ask_each(source.metadata([]).brokers.values(), exchange([topic]))
+        shown = [found.topics.get(topic) for found in answers if found is not None]
+        if None in answers or any(one is not None and one.printed_topic_id == topic_id for one in shown):
             raise UnreachableError(
                 f"source topic {topic} ({topic_id}) may still exist: one of the brokers knows it, or does not answer",
                 "kmirror retries it; check that all of the source's brokers are up and can reach its controllers",
