@@ -70,6 +70,9 @@ NOT_COPYING = frozenset({Reason.NO_ENGINE, Reason.ENGINE_SILENT, Reason.NO_WORKE
 #: Reasons that concern the link to a source as a whole: no topic can be copied.
 LINK_REFUSED = frozenset({Reason.AUTHENTICATION_FAILED, Reason.SOURCE_CLUSTER_CHANGED})
 
+#: With these reasons the source has another topic now: none of the mirror topic's records is to be copied again.
+RESET_REASONS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
+
 #: With these reasons source and destination no longer share one history: exit code 7.
 HISTORY_REASONS = frozenset(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +12,21 @@ import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
+from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
+from kmirror.cluster.topics.log_dirs import DiskUse
 from kmirror.cluster.topics.topic_requests import create_partitions, create_topic
 from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
 from kmirror.engine.archive.copy import Archived, archive_partition
-from kmirror.errors import KmirrorError, Reason, RefusedError
+from kmirror.engine.driver.rebuilds import ConsentNeededError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add import topic_admin
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
-from kmirror.ops.jobs import rebuild
+from kmirror.ops.jobs import rebuild, rebuild_claim
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
@@ -37,8 +40,9 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.round_trip import trim
+from tests.support.shared_clusters import TieredPair
 from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
@@ -371,22 +375,28 @@ def test_a_partition_that_was_added_after_the_archive_is_not_deleted(
     assert [one.value for one in shown(scene.pair.destination, archive, 1)] == [one.value for one in added]
 
 
-def test_the_source_topic_is_recreated_after_what_differed_was_archived(
-    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The records that both had are at the destination only then."""
-    scene = Scene(cluster_pair, destination)
-    source, here = cluster_pair.source, cluster_pair.destination
-    scene.topic, scene.mirror = unique_topic(), new_mirror(destination, source)
-    scene.rebuilder = TopicRebuilder(destination.properties, scene.mirror, HereAndNow())
+@pytest.fixture
+def diverged(scene: Scene) -> Scene:
+    """Return a scene whose source topic is the same one, with a tail of its own."""
+    source, here = scene.pair.source, scene.pair.destination
+    scene.topic, scene.mirror = unique_topic(), new_mirror(scene.destination, source)
+    scene.rebuilder = TopicRebuilder(scene.destination.properties, scene.mirror, HereAndNow())
     make_topic(source, scene.topic)
-    assert add(destination, scene.mirror, selector(scene.topic)).exit_code == 0
+    assert add(scene.destination, scene.mirror, selector(scene.topic)).exit_code == 0
     produce(source, scene.topic, OLD)
-    with LocalEngine(destination, scene.mirror) as engine:
+    with LocalEngine(scene.destination, scene.mirror) as engine:
         engine.catch_up()
     for cluster, word in ((source, "there"), (here, "here")):
         produce(cluster, scene.topic, [f"{word} {number}" for number in range(5)])
     scene.old = shown(here, scene.topic)
+    return scene
+
+
+def test_the_source_topic_is_recreated_after_what_differed_was_archived(
+    diverged: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records that both had are at the destination only then."""
+    scene, source, here = diverged, diverged.pair.source, diverged.pair.destination
     scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
     cut_off_before_the_deletion(scene, monkeypatch)
     assert len(shown(here, scene.archive)) == 5
@@ -407,6 +417,84 @@ def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=True)
     scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt()
+
+
+def test_an_archive_needs_room_for_the_headers_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, is_enough in ((1000 + len(OLD) * 90 - 1, False), (1000 + len(OLD) * 90, True)):
+        monkeypatch.setattr(rebuild_claim, "disk_use", lambda *_, free=free: DiskUse(1000, 1000, (free,)))
+        with nullcontext() if is_enough else pytest.raises(ConsentNeededError, match=f"may need {free + 1:,} bytes"):
+            scene.rebuilder.begin(scene.topic, RESET, consented=False)
+        assert (scene.record.pending_operation == PENDING_REBUILD) == is_enough
+
+
+def test_the_space_for_the_archive_of_a_tiered_topic_is_unknown(tiered_pair: TieredPair) -> None:
+    pair = ClusterPair(tiered_pair.source, tiered_pair.destination)
+    with Destination.open(properties_of(pair.destination)) as destination:
+        scene = Scene(pair, destination)
+        set_topic(pair.destination, scene.topic, {"remote.storage.enable": "true"})
+        with pytest.raises(ConsentNeededError, match=f"{scene.topic} has tiered storage"):
+            scene.rebuilder.begin(scene.topic, RESET, consented=False)
+        scene.rebuilder.begin(scene.topic, RESET, consented=True)
+        scene.rebuilder.carry_out(scene.topic)
+        scene.assert_rebuilt()
+        assert settings_of(pair.destination, scene.topic)["remote.storage.enable"] == "true"
+
+
+def test_a_source_topic_that_a_broker_still_knows_was_not_recreated(scene: Scene) -> None:
+    """A broker that is cut off from the controllers shows an older topic of the same name."""
+    record = scene.record
+    with ClusterClient(client_config(properties_of(scene.pair.source))) as client:
+        now = client.metadata([scene.topic]).topics[scene.topic].printed_topic_id
+    change(scene.destination, scene.mirror, lambda _: Changes((replace(record, source_topic_id=now),)))
+    for consented in (False, True):
+        with pytest.raises(UnreachableError, match=rf"{scene.topic} \({now}\) may still exist"):
+            scene.rebuilder.begin(scene.topic, RESET, consented=consented)
+    assert scene.record.pending_operation is None
+    assert shown(scene.pair.destination, scene.topic) == scene.old
+
+
+def test_what_an_earlier_attempt_has_created_is_replaced_if_the_source_topic_has_more_partitions_now(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patch:
+        cut_off(patch, RebuildAttempt, "_complete", after=False)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    delete_topic(scene.pair.source, scene.topic)
+    make_topic(scene.pair.source, scene.topic, partitions=4)
+    scene.rebuilder.carry_out(scene.topic)
+    found = scene.destination.client.metadata([scene.topic]).topics[scene.topic]
+    assert (len(found.partitions), scene.record.partitions) == (4, 4)
+    assert scene.record.destination_topic_id == found.printed_topic_id
+
+
+def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
+    source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"min.insync.replicas": "2", "flush.messages": "1000"}
+    with Destination.open(properties_of(three_brokers)) as destination:
+        scene = Scene(ClusterPair(source_cluster, three_brokers), destination, replication_factor="3")
+        mirror = destination.state().mirror(scene.mirror)
+        assert mirror is not None
+        # from now on the brokers' default, which is 1
+        change(destination, scene.mirror, lambda _: Changes((replace(mirror, settings={}),)))
+        set_topic(three_brokers, scene.topic, own)
+        scene.rebuilder.begin(scene.topic, RESET, consented=False)
+        with monkeypatch.context() as patch:
+            cut_off(patch, topic_admin, "delete_topics", after=True)
+            with pytest.raises(CutOffError):
+                scene.rebuilder.carry_out(scene.topic)
+        scene.rebuilder.carry_out(scene.topic)
+        scene.assert_rebuilt()
+        found = destination.client.metadata([scene.topic, scene.archive]).topics
+        assert {name: {len(one.replicas) for one in topic.partitions.values()} for name, topic in found.items()} == {
+            scene.topic: {3},
+            scene.archive: {3},
+        }
+        settings = settings_of(three_brokers, scene.topic)
+        assert {key: settings[key] for key in own} == own
+        assert own.keys().isdisjoint(scene.record.settings or {})
 
 
 def failed_over(scene: Scene) -> VerbResult:
@@ -460,6 +548,41 @@ def test_a_failover_after_the_old_topic_was_deleted_names_the_archive(
     done = failed_over(scene)
     assert any(scene.archive in str(row.message) for row in done.results)
     assert any(scene.archive in warning for warning in done.warnings)
+
+
+def killed(does: str) -> None:
+    """End a command after the first step that has done something."""
+    raise CutOffError(does)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_failover_after_a_diverged_topic_was_deleted_says_that_most_of_it_is_at_the_source_only(
+    diverged: Scene, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    scene = diverged
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    with monkeypatch.context() as patched:
+        cut_off(patched, topic_admin, "delete_topics", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+    (row,) = describe(scene.destination, scene.mirror)
+    assert f"what its source lacks is in {scene.archive}, and it is being recreated" in str(row.error_message)
+    drill = failover(scene.destination, scene.mirror, dry_run=True).result
+    if is_killed:
+        with pytest.raises(CutOffError):
+            failover(scene.destination, scene.mirror, checkpoint=killed)
+    done = failover(scene.destination, scene.mirror).result
+    lost = f"what its source lacked is in {scene.archive}, and the rest is only at the source"
+    for result in (drill, done):
+        (stopped,) = result.results
+        assert stopped.result is Outcome.FAILED
+        assert (stopped.reason, stopped.message) == (
+            Reason.DESTINATION_TOPIC_DELETED,
+            f"{scene.topic} is gone: {lost}",
+        )
+        assert [warning for warning in result.warnings if warning.endswith(f"if it is gone, {lost}")]
+    assert done.exit_code == ExitCode.PARTLY_DONE
+    assert (scene.record.pending_operation, scene.record.rebuild) == (None, None)
 
 
 def test_an_empty_topic_has_no_archive_that_could_be_named(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +16,24 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition, newest
-from kmirror.cluster.protocol.wire import format_topic_id
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.gone import gone_topics, is_there
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.jobs.rebuild_claim import claim
 from kmirror.ops.stop.source_after_stop import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
-from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, TopicOrigin, TopicRecord
+from kmirror.state.snapshot import Changes
 from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import freeze, unique_topic
-from tests.support.mirrors import produce
+from tests.support.mirrors import new_mirror, produce
 from tests.support.stores import state_store
 from tests.support.waiting import wait_until
 
@@ -54,12 +57,18 @@ def create(broker: SandboxBroker, topic: str, *others: SandboxBroker) -> None:
 
 @contextmanager
 def cut_off(cluster: SandboxCluster, topic: str) -> Iterator[tuple[SandboxBroker, SandboxBroker]]:
-    """Create a topic that one broker does not know and cannot learn of; yield that broker, and one that knows it."""
+    """Create a topic that one broker does not know and cannot learn of; yield that broker, and one that knows it.
+
+    A topic of this name that exists is replaced: that broker shows the old one.
+    """
     knowing = next(broker for broker in cluster.brokers if broker.node_id == controller(cluster))
     stale, third = (broker for broker in cluster.brokers if broker.node_id != knowing.node_id)
     freeze(cluster, stale.node_id)
     with client(knowing) as asked:  # until then clients may take the frozen one for the controller
         wait_until(lambda: stale.node_id not in asked.metadata([]).brokers)
+        if not asked.metadata([topic]).topics[topic].error_code:
+            delete_topics(asked, [topic])
+            wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == Code.UNKNOWN_TOPIC_OR_PARTITION)
     create(knowing, topic)
     for broker in (knowing, third):
         freeze(cluster, broker.node_id)
@@ -100,6 +109,45 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         topic_id = asked.metadata([topic]).topics[topic].topic_id
         assert topic_errors(asked, [topic_id]) == {topic_id: 0}
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
+
+
+def test_a_source_topic_is_not_recreated_because_one_broker_shows_an_older_one(
+    three_brokers: SandboxCluster, destination: Destination
+) -> None:
+    topic, mirror = unique_topic(), new_mirror(destination, three_brokers)
+    create(three_brokers.brokers[0], topic)
+    with client(three_brokers.brokers[0]) as asked:
+        wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
+        old = asked.metadata([topic]).topics[topic].topic_id
+
+    def begin(source_topic_id: bytes) -> TopicRecord | None:
+        printed = format_topic_id(source_topic_id)
+        mirrored = replace(record(topic, bytes(15) + b"\x01"), mirror=mirror, source_topic_id=printed)
+        change(destination, mirror, lambda _: Changes((mirrored,)))
+        claim(destination, mirror, topic, Reason.SOURCE_TOPIC_RECREATED, consented=True)
+        return destination.state().topic(mirror, topic)
+
+    with cut_off(three_brokers, topic) as (stale, knowing):
+        with client(stale) as asked:
+            assert asked.metadata([topic]).topics[topic].topic_id == old
+        # the newer one may be the one that was mirrored
+        with pytest.raises(UnreachableError, match=f"source topic {topic} .* may still exist"):
+            begin(bytes(15) + b"\x02")
+        three_brokers.signal(knowing.node_id, signal.SIGCONT)
+        with client(knowing) as asked:
+            wait_until(lambda: asked.metadata([topic]).topics[topic].topic_id not in {old, NO_TOPIC_ID})
+            new = asked.metadata([topic]).topics[topic].topic_id
+        with pytest.raises(UnreachableError, match=f"source topic {topic} .* may still exist"):
+            begin(new)
+    wait_until(lambda: _is_claimed(begin, old))
+
+
+def _is_claimed(begin: Callable[[bytes], TopicRecord | None], topic_id: bytes) -> bool:
+    """Try it again once all brokers answer, and have heard of the new topic."""
+    with suppress(UnreachableError):
+        found = begin(topic_id)
+        return found is not None and found.pending_operation == PENDING_REBUILD
+    return False
 
 
 def test_settings_come_from_a_broker_that_knows_the_topic(three_brokers: SandboxCluster) -> None:

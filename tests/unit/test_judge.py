@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
+from kmirror.cluster.protocol.wire import NO_TOPIC_ID
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.judge import (
     AdvanceStart,
@@ -169,7 +170,8 @@ def test_a_destination_that_has_everything() -> None:
 def test_an_unknown_topic_id_proves_nothing() -> None:
     unknown = replace(ASSIGNMENT, source_topic_id=None, destination_topic_id=None)
     assert judge(unknown, None, FINE) == Copy(100)
-    assert verdict(seen(source_topic_id=None)) == Copy(100)
+    for none in (None, NO_TOPIC_ID):
+        assert verdict(seen(source_topic_id=none, destination_topic_id=none)) == Copy(100)
 
 
 def test_nothing_to_compare_is_no_alarm() -> None:

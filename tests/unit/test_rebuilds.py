@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from kmirror.engine.driver.rebuilds import Rebuilds
-from kmirror.errors import Reason, RefusedError
+from kmirror.engine.driver.rebuilds import ConsentNeededError, Rebuilds
+from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.work import Watch, WorkView
 from tests.support.waiting import wait_until
+
+RESET = Reason.SOURCE_TOPIC_RECREATED
 
 
 class Rebuilder:
@@ -18,7 +20,7 @@ class Rebuilder:
 
     def __init__(self) -> None:
         self.may_claim = threading.Event()
-        self.refusal: RefusedError | None = None
+        self.refusal: KmirrorError | None = None
         self.begun: list[str] = []
         self.may_end = threading.Event()
         self.may_end.set()
@@ -48,24 +50,29 @@ def tick(rebuilds: Rebuilds, *claimed: str) -> None:
     rebuilds.tick(claimed, lambda topic: True, 0.0)
 
 
+def running() -> int:
+    return sum(thread.name.startswith("kmirror-rebuild") for thread in threading.enumerate())
+
+
 def settled(rebuilds: Rebuilds, *claimed: str) -> None:
     """Let all that runs end, and have it noticed."""
 
     def is_over() -> bool:
         tick(rebuilds, *claimed)
-        return not rebuilds.is_running
+        return not running()
 
     wait_until(is_over)
+    tick(rebuilds, *claimed)
 
 
 def test_a_claim_may_be_seen_before_its_thread_has_ended(rebuilder: Rebuilder) -> None:
     rebuilds = Rebuilds(rebuilder, pytest.fail)
-    rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=False)
+    rebuilds.want("orders", RESET, 0.0, consented=False)
     tick(rebuilds, "orders")
     wait_until(lambda: rebuilder.carried_out)
     assert not rebuilds.is_wanted("orders")
     rebuilder.may_claim.set()
-    wait_until(lambda: not any(thread.name == "kmirror-rebuild orders" for thread in threading.enumerate()))
+    wait_until(lambda: not running())
     settled(rebuilds)
     assert (rebuilder.begun, set(rebuilder.carried_out)) == (["orders"], {"orders"})
 
@@ -92,17 +99,41 @@ def test_a_rebuilt_topic_is_not_begun_again_while_its_claim_is_still_seen(rebuil
     wait_until(lambda: len(rebuilder.carried_out) == 2)
 
 
+def test_a_claim_that_failed_is_made_again_after_a_pause(rebuilder: Rebuilder) -> None:
+    notes: list[str] = []
+    rebuilds = Rebuilds(rebuilder, notes.append)
+    rebuilder.refusal = UnreachableError("the destination's leader moves")
+    rebuilder.may_claim.set()
+    rebuilds.want("orders", RESET, 0.0, consented=False)
+    settled(rebuilds)
+    assert not rebuilds.is_wanted("orders")
+    # other partitions of the topic are FAILED too
+    rebuilds.want("orders", RESET, 0.1, consented=False)
+    settled(rebuilds)
+    assert rebuilder.begun == ["orders"]
+    rebuilds.want("orders", RESET, 5.0, consented=False)
+    settled(rebuilds)
+    assert (rebuilder.begun, len(notes)) == (["orders"] * 2, 1)
+    rebuilder.refusal = None
+    rebuilds.want("orders", RESET, 60.0, consented=False)
+    settled(rebuilds)
+    assert rebuilds.is_wanted("orders")
+    rebuilds.want("orders", RESET, 100.0, consented=False)
+    settled(rebuilds, "orders")
+    assert (rebuilder.begun, set(rebuilder.carried_out)) == (["orders"] * 3, {"orders"})
+
+
 def test_a_claim_that_was_refused_is_made_again_only_with_consent(rebuilder: Rebuilder) -> None:
     notes: list[str] = []
     rebuilds = Rebuilds(rebuilder, notes.append)
-    rebuilder.refusal = RefusedError("too many", "wait")
+    rebuilder.refusal = ConsentNeededError("too many", "wait")
     rebuilder.may_claim.set()
     for _ in range(2):
-        rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=False)
+        rebuilds.want("orders", RESET, 0.0, consented=False)
         settled(rebuilds)
     assert (rebuilder.begun, len(notes)) == (["orders"], 1)
     rebuilder.refusal = None
-    rebuilds.want("orders", Reason.SOURCE_TOPIC_RECREATED, consented=True)
+    rebuilds.want("orders", RESET, 0.0, consented=True)
     assert rebuilds.is_wanted("orders")
     settled(rebuilds)
     assert rebuilder.begun == ["orders", "orders"]
@@ -115,7 +146,12 @@ def test_few_topics_are_rebuilt_at_once_and_the_others_after_them(rebuilder: Reb
     tick(rebuilds, *topics)
     tick(rebuilds, *topics)
     wait_until(lambda: len(rebuilds.progress) == 8)
-    assert sum(thread.name.startswith("kmirror-rebuild") for thread in threading.enumerate()) == 8
+    assert running() == 8
     rebuilder.may_end.set()
-    settled(rebuilds, *topics)
+
+    def are_all_begun() -> bool:
+        tick(rebuilds, *topics)
+        return len(rebuilder.carried_out) == len(topics)
+
+    wait_until(are_all_begun)
     assert sorted(rebuilder.carried_out) == sorted(topics)

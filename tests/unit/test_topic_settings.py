@@ -19,6 +19,7 @@ from kmirror.sync.setting_changes import (
     has_a_mirror_value,
     has_all_mirror_values,
     knows_no_first_source,
+    own_settings,
     retention_notes,
     settings_at_stop,
     settings_for,
@@ -387,6 +388,21 @@ def test_what_a_destination_takes_instead_is_kept_while_mirrored_and_replaced_by
     assert changes["retention.ms"] == DELETING["retention.ms"].value
     assert "retention.bytes" not in changes
     assert settling(record, {"retention.ms": "5"}).settled == {**SETTLED, "retention.ms": "5"}
+
+
+def test_a_topic_that_replaces_a_mirror_topic_gets_what_others_have_set_there() -> None:
+    record, present = as_made(SOURCE)
+    assert own_settings(record, present) == {}
+    theirs = {"min.insync.replicas": "2", "remote.storage.enable": "true", "segment.bytes": "9000000"}
+    local = {**present, **{key: overridden(value) for key, value in theirs.items()}}
+    local["flush.ms"] = TopicSetting("1000", False)
+    assert own_settings(record, local) == theirs
+    # for some moments only
+    others = {"leader.replication.throttled.replicas": "0:1", "retention.ms": "1000", "cleanup.policy": "delete"}
+    local |= {key: overridden(value) for key, value in others.items()}
+    assert own_settings(record, local) == theirs
+    # set by `add --config`
+    assert own_settings(replace(record, settled={"retention.ms": None}), local) == {**theirs, "retention.ms": "1000"}
 
 
 def test_what_is_weaker_is_said_once_for_all_topics_with_dates() -> None:

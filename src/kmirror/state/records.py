@@ -111,7 +111,7 @@ class Rebuild:
 
     `ranges` are the offsets to archive, by partition, end exclusive; None before they are known. `groups` are the
     offsets that consumer groups had committed, by partition. `trouble` is why the last attempt failed, if it did.
-    `proved` is what the archive was found to hold, by partition.
+    `proved` is what the archive was found to hold, by partition. `replicas` and `own_settings` are the old topic's.
     """
 
     reason: Reason
@@ -122,6 +122,8 @@ class Rebuild:
     groups: Mapping[str, Mapping[int, int]] | None = None
     trouble: str | None = None
     proved: Mapping[int, Proof] | None = None
+    replicas: int | None = None
+    own_settings: Mapping[str, str] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

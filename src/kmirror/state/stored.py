@@ -36,7 +36,7 @@ _LIMITS = {
     **dict.fromkeys(("partition", "partitions", "lane", "page", "pages"), _COUNTS),
     **dict.fromkeys(("ttl_ms", "settle_ms"), _WAITS_MS),
     **dict.fromkeys(("coordinator_epoch", "last_epoch", "last_mirrored_epoch"), _INT32),
-    "producer_epoch": _INT16,
+    **dict.fromkeys(("producer_epoch", "replicas"), _INT16),
 }
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import LINK_REFUSED, NOT_COPYING, Reason
+from kmirror.errors import LINK_REFUSED, NOT_COPYING, RESET_REASONS, Reason
 from kmirror.settings.objectives import Objectives
 from kmirror.state.records import (
     PENDING_ADD,
@@ -201,11 +201,11 @@ def _with_cause(
     health, source = shared.health, shared.source
     if status.state is PartitionState.STOPPED:
         return status
-    if topic.rebuild is not None:
-        return _being_rebuilt(topic.rebuild, shared.destination)
     if topic.pending_operation == PENDING_STOP:
         text = "it is being stopped; if that command was interrupted, run it again to finish"
         return _Status(PartitionState.STOPPING, status.since_ms, topic.stop_reason, text)
+    if topic.rebuild is not None:
+        return _being_rebuilt(topic.rebuild, shared.destination)
     if status.state is PartitionState.FAILED:
         text = failure_text(status.message, status.since_ms, status.reason, topic.mirror, topic.topic)
         return status._replace(message=text)
@@ -261,7 +261,8 @@ def _engine_link_status(status: _Status, report: Report | None, health: EngineHe
 
 
 def _being_rebuilt(rebuild: Rebuild, destination: ClusterSnapshot) -> _Status:
-    kept = f"its records are in {rebuild.kept_in}" if rebuild.kept_in else "it had no records to archive"
+    what = "its records are" if rebuild.reason in RESET_REASONS else "what its source lacks is"
+    kept = f"{what} in {rebuild.kept_in}" if rebuild.kept_in else "it had no records to archive"
     step = {
         RebuildStep.ARCHIVE: f"its records{_offsets_of(rebuild)} are being archived in {rebuild.archive}"
         f"{_written_to(rebuild, destination)}",

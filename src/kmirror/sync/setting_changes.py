@@ -51,6 +51,8 @@ MIRROR_VALUES: Mapping[str, str] = {
     "retention.bytes": "-1",
 }
 
+#: How the settings end that name the replicas to throttle, by number.
+_THROTTLED = ".replication.throttled.replicas"
 #: Settings of a cluster, not of the data: never synced.
 _NEVER = frozenset(
     {
@@ -58,8 +60,8 @@ _NEVER = frozenset(
         "unclean.leader.election.enable",
         # brokers before Kafka 3 would refuse the batches of a copy if it were older than 0.11
         "message.format.version",
-        "leader.replication.throttled.replicas",
-        "follower.replication.throttled.replicas",
+        f"leader{_THROTTLED}",
+        f"follower{_THROTTLED}",
     }
 )
 _NEVER_PREFIXES = ("remote.", "local.retention.")
@@ -245,6 +247,21 @@ def sync_settings(
     inherited = tuple(sorted({*plan.inherited, *(untold & {*(topic.inherited or ())})}))
     after = replace(topic, settings=ours | to_set, deferred=deferred, inherited=inherited)
     return SettingsSync({**to_set, **to_remove}, after)
+
+
+def own_settings(topic: TopicRecord, present: TopicSettings) -> dict[str, str]:
+    """Return the settings of a mirror topic that someone else has set, and that kmirror leaves alone."""
+    ours, settled = topic.settings or {}, topic.settled or {}
+    return {
+        key: one.value
+        for key, one in present.items()
+        if one.is_override
+        and one.value is not None
+        and one.value != ours.get(key)
+        and key not in ALWAYS
+        and (key not in MIRROR_VALUES or settled.get(key, "") is None)
+        and not key.endswith(_THROTTLED)
+    }
 
 
 def settings_at_stop(

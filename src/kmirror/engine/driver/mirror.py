@@ -19,7 +19,7 @@ from kmirror.engine.driver.heartbeats import Heartbeats
 from kmirror.engine.driver.job_pool import Pools
 from kmirror.engine.driver.link_status import DestinationStatus, SourceStatus
 from kmirror.engine.driver.live_status import LiveStatus
-from kmirror.engine.driver.rebuilds import RESETS, Rebuilder, Rebuilds
+from kmirror.engine.driver.rebuilds import Rebuilder, Rebuilds
 from kmirror.engine.driver.side_jobs import Discovered, JobEvent, JobView, RepeatedSideJob, SideJob
 from kmirror.engine.driver.snapshots import MirrorSnapshot
 from kmirror.engine.driver.source_login import LoginReport, SourceLogin, contact_changes
@@ -42,7 +42,7 @@ from kmirror.engine.status.mirror_topics import MirrorTopics
 from kmirror.engine.status.objective_watch import ObjectiveWatch
 from kmirror.engine.status.partitions import MirrorPartitions
 from kmirror.engine.status.state_feed import FeedTopic, StateFeed, StoredRecords
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.errors import RESET_REASONS, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.state.lease import Lease
 from kmirror.state.record_kinds import Record, Removed, Unknown
 from kmirror.state.records import (
@@ -429,23 +429,23 @@ class MirrorEngine:
                 continue
             self._priorities.take(topic.source_topic, record, row, at)
             if self.partitions.take_row(assignment.destination, record, row, at):
-                self._want_rebuild(topic, row)
+                self._want_rebuild(topic, row, at)
         for row, assignment in released:
             topic = self._topics.by_name.get(row.topic)
             if topic is not None and assignment.destination_topic_id == topic.destination_topic_id:
                 self.partitions.take_last_row(assignment.destination, row)
 
-    def _want_rebuild(self, topic: TopicRecord, row: ProgressRow) -> None:
+    def _want_rebuild(self, topic: TopicRecord, row: ProgressRow, at: float) -> None:
         """Rebuild a topic whose source was recreated or has another history, if that is allowed."""
         if row.state is not PartitionState.FAILED or row.reason is None:
             return
         recovery, settings = (topic.recoveries or {}).get(row.partition), self._topics.settings
         consented = recovery is not None and recovery.rebuilds is row.reason
-        by_itself = (row.reason in RESETS and settings.source_reset_policy == "auto") or (
+        by_itself = (row.reason in RESET_REASONS and settings.source_reset_policy == "auto") or (
             row.reason is Reason.SOURCE_DIVERGED and settings.source_divergence_policy == "auto"
         )
         if consented or by_itself:
-            self._rebuilds.want(topic.topic, row.reason, consented=consented)
+            self._rebuilds.want(topic.topic, row.reason, at, consented=consented)
 
     def _take_login(self, report: LoginReport) -> None:
         """Restart lanes with a login that the source accepts; any other is retried."""

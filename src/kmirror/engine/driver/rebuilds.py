@@ -14,10 +14,9 @@ from functools import partial
 from typing import Protocol
 
 from kmirror.engine.threads import call_in_thread
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.work import Watch, WorkView
 
-RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
 _PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 #: How long it may take until the stored claim of a rebuilt topic is seen to be gone, in seconds.
@@ -26,11 +25,15 @@ _READ_BACK = 5.0
 _AT_ONCE = 8
 
 
+class ConsentNeededError(RefusedError):
+    """A topic is not rebuilt automatically: an operator must decide."""
+
+
 class Rebuilder(Protocol):
     """Rebuild topics of one mirror; called in threads."""
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic. Raises RefusedError if an operator must decide."""
+        """Claim a topic. Raises ConsentNeededError if an operator must decide."""
 
     def carry_out(self, topic: str, watch: Watch) -> None:
         """Rebuild a claimed topic, from its last finished step; after any exception it can be called again."""
@@ -44,6 +47,8 @@ class _Work:
     next_at: float = 0.0
     attempts: int = 0
     reported: str | None = None
+    #: True once a claim was made; it is forgotten when it is read back.
+    is_done: bool = False
     #: How far its thread is, as it last reported.
     view: WorkView | None = None
 
@@ -67,16 +72,18 @@ class Rebuilds:
         self._waiting: deque[tuple[str, _Work, Callable[[], None]]] = deque()
         self._threads: list[tuple[str, _Work, Future[None]]] = []
 
-    def want(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic, unless it is being claimed or the claim was refused."""
-        if topic not in self._claims and (consented or topic not in self._refused):
-            self._refused.discard(topic)
-            self._claims[topic] = _Work()
-            self._start(topic, self._claims[topic], lambda: self._rebuilder.begin(topic, reason, consented=consented))
+    def want(self, topic: str, reason: Reason, at: float, *, consented: bool) -> None:
+        """Claim a topic, unless it is being claimed, a claim has just failed, or an operator must decide."""
+        work = self._claims.setdefault(topic, _Work())
+        if self.is_wanted(topic) or at < work.next_at or (topic in self._refused and not consented):
+            return
+        self._refused.discard(topic)
+        self._start(topic, work, lambda: self._rebuilder.begin(topic, reason, consented=consented))
 
     def is_wanted(self, topic: str) -> bool:
         """Return whether a topic is being claimed, or its claim has not been read back yet."""
-        return topic in self._claims
+        work = self._claims.get(topic)
+        return work is not None and (work.is_running or work.is_done)
 
     def tick(self, claimed: Collection[str], is_free: Callable[[str], bool], at: float) -> None:
         """Take the next step. `claimed` are the stored claims; `is_free` returns whether no lane has a topic."""
@@ -99,11 +106,6 @@ class Rebuilds:
         """How far the topics are that are being archived."""
         return {topic: work.view for topic, work in self._work.items() if work.is_running and work.view is not None}
 
-    @property
-    def is_running(self) -> bool:
-        """True while a thread works or is to."""
-        return any(work.is_running for works in (self._claims, self._work) for work in works.values())
-
     def _start(self, topic: str, work: _Work, step: Callable[[], None]) -> None:
         work.is_running = True
         self._waiting.append((topic, work, step))
@@ -116,6 +118,7 @@ class Rebuilds:
             error = step.exception()
             if error is None:
                 self.done += self._work.get(topic) is work
+                work.is_done = True
                 work.next_at = at + _READ_BACK
                 continue
             if not isinstance(error, KmirrorError | OutcomeUnknown):
@@ -123,9 +126,8 @@ class Rebuilds:
             if work.reported != str(error):
                 work.reported = str(error)
                 self._note(f"{topic} is not rebuilt: {error}")
-            if self._claims.get(topic) is work:
-                # a claim that was read back is not in `_claims`; that may happen before its thread has ended
-                del self._claims[topic]
+            if isinstance(error, ConsentNeededError):
+                self._claims.pop(topic, None)
                 self._refused.add(topic)
             work.attempts += 1
             work.next_at = at + min(_LONGEST_PAUSE, _PAUSE * 2 ** min(work.attempts - 1, 10))

@@ -211,7 +211,7 @@ def _wrong_identity(assignment: Assignment, facts: Facts) -> Fail | None:
         (source, f"source topic {assignment.source_topic}", Reason.SOURCE_TOPIC_RECREATED),
         (destination, f"mirror topic {assignment.topic}", Reason.DESTINATION_TOPIC_DELETED),
     ):
-        if known and now and known != (found := format_topic_id(now)):
+        if known and now and (found := format_topic_id(now)) not in (None, known):
             message = f"{topic} was deleted and created again: its id was {known} and is {found}"
             if reason is Reason.SOURCE_TOPIC_RECREATED:
                 now_has = f"beginning offset {facts.source_log_start}, end offset {facts.high_watermark}"

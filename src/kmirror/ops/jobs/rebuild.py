@@ -20,18 +20,16 @@ from dataclasses import dataclass, field, replace
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
-from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.commands import on_mirror, on_topics
+from kmirror.commands import on_topics
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import LaneRuntime, Runner, runner_beside_lanes
-from kmirror.engine.driver.rebuilds import RESETS
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.errors import RESET_REASONS, BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.archive_admin import create_archive, is_kept
 from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, delete_topic
 from kmirror.ops.base.context import (
@@ -45,16 +43,16 @@ from kmirror.ops.base.context import (
     require_same_cluster,
     source_client,
 )
-from kmirror.ops.base.gone import is_there
+from kmirror.ops.base.gone import described_topic, is_there
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
+from kmirror.ops.jobs.rebuild_claim import claim, settings_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import (
     PENDING_REBUILD,
-    DesiredState,
     Guard,
     MirrorRecord,
     PartitionRecord,
@@ -65,11 +63,14 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
-from kmirror.sync.setting_changes import SettingsPlan, as_first_source, settings_for, settings_made
-from kmirror.words import counted
+from kmirror.sync.setting_changes import (
+    SettingsPlan,
+    as_first_source,
+    has_all_mirror_values,
+    own_settings,
+    settings_for,
+)
 from kmirror.work import Meter, Watch, unwatched
-
-_HOUR_MS = 3_600_000
 
 
 class TopicRebuilder:
@@ -84,44 +85,9 @@ class TopicRebuilder:
         self._runtime = runtime
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
-        """Claim a topic.
-
-        Raises:
-            RefusedError: too many were rebuilt within the hour, or another operation on it is in progress.
-        """
+        """Claim a topic. Raises as `claim`."""
         with Destination.open(self._properties, cluster_id=self._cluster_id) as destination:
-            archive = archive_name(topic, destination.client.metadata(None).topics)
-            if not consented:
-                _require_space(destination.client, topic, self._mirror)
-
-            def decide(state: State) -> Changes:
-                record = state.topic(self._mirror, topic)
-                if record is None or record.desired is not DesiredState.ACTIVE or record.pending_operation:
-                    raise RefusedError(f"another operation on {topic} is in progress", "check with `kmirror describe`")
-                if not consented:
-                    self._require_room(state)
-                rebuild = Rebuild(reason, RebuildStep.ARCHIVE, archive, now_ms())
-                details = {
-                    "topic": topic,
-                    "reason": reason,
-                    "archive": archive,
-                    "sourceTopicId": record.source_topic_id,
-                }
-                event = own_event(self._mirror, "rebuild", "BEGUN", details)
-                return Changes((replace(record, pending_operation=PENDING_REBUILD, rebuild=rebuild),), (), (event,))
-
-            change(destination, self._mirror, decide)
-
-    def _require_room(self, state: State) -> None:
-        limit = stored_settings(require_mirror(state, self._mirror).settings).source_reset_auto_max_topics
-        since = now_ms() - _HOUR_MS
-        recent = [t for t in state.topics(self._mirror) if t.rebuild is not None or (t.rebuilt_at_ms or 0) > since]
-        if len(recent) >= limit:
-            raise RefusedError(
-                f"{counted(len(recent), 'topic')} of mirror {self._mirror} rebuilt within the last hour: no more are "
-                f"rebuilt automatically (source.reset.auto.max.topics={limit})",
-                f"check the source; then: {on_mirror('recover', self._mirror)} --accept-reset",
-            )
+            claim(destination, self._mirror, topic, reason, consented=consented)
 
     def carry_out(self, topic: str, watch: Watch = unwatched) -> None:
         """Do the remaining steps of a topic's rebuild; no lane may write to it.
@@ -193,11 +159,18 @@ class RebuildAttempt:
             rebuild = self._with_ranges(rebuild)
             archived = self._archive(rebuild)
             groups = committed_on(client, record.topic)
-            rebuild = replace(rebuild, step=RebuildStep.REPLACE, groups=groups, proved=archived.proved)
+            rebuild = replace(
+                rebuild,
+                step=RebuildStep.REPLACE,
+                groups=groups,
+                proved=archived.proved,
+                replicas=self._replicas(),
+                own_settings=self._own_settings(),
+            )
             details = {"records": archived.records, "retentionMs": archived.kept_ms, "groups": groups}
             rebuild = self._record(rebuild, details)
         self._require_archived(rebuild)
-        made, plan = self._replace(self._settings())
+        made, plan = self._replace(self._settings(rebuild.own_settings or {}))
         bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
         put, failed = restore_offsets(self.destination, source, self.mirror, record, rebuild.groups or {}, bounds)
         self._complete(made, plan, failed, put)
@@ -236,7 +209,7 @@ class RebuildAttempt:
         here = _bounds(client, record.topic, len(found.partitions))
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
         is_same = self.there.printed_topic_id in (None, record.source_topic_id)
-        if is_same and rebuild.reason not in RESETS:
+        if is_same and rebuild.reason not in RESET_REASONS:
             ranges = self._differing(here)
         return {p: (*((low, high) for low, high in mine[:-1] if low < high), mine[-1]) for p, mine in ranges.items()}
 
@@ -303,8 +276,7 @@ class RebuildAttempt:
         wanted = tuple(PartitionRanges(p, mine) for p, mine in sorted(differing.items()) if mine)
         if not wanted:
             return _Saved()
-        replication_factor = self._replication_factor()
-        kept_ms = create_archive(client, record.topic, rebuild.archive, max(ranges) + 1, replication_factor)
+        kept_ms = create_archive(client, record.topic, rebuild.archive, max(ranges) + 1, self._replicas())
         spec = ArchiveSpec(
             self.destination.properties, record.topic, rebuild.archive, record.destination_topic_id, wanted
         )
@@ -332,10 +304,19 @@ class RebuildAttempt:
                 )
         return _Saved(saved, kept_ms, result.proofs)
 
-    def _replication_factor(self) -> int:
-        return stored_settings(require_mirror(self.destination.state(), self.mirror.name).settings).replication_factor
+    def _replicas(self) -> int:
+        """Return the replication factor of the mirror's settings, or else that of the topic as long as it is there."""
+        settings = stored_settings(require_mirror(self.destination.state(), self.mirror.name).settings)
+        wanted = settings.replication_factor
+        old = described_topic(self.destination.client, self.record.topic) if wanted < 1 else None
+        return wanted if old is None else old.replication_factor
 
-    def _settings(self) -> SettingsPlan:
+    def _own_settings(self) -> dict[str, str]:
+        """Return the topic's settings that kmirror leaves alone, for the topic that replaces it."""
+        return own_settings(self.record, settings_of(self.destination.client, self.record.topic))
+
+    def _settings(self, own: Mapping[str, str]) -> SettingsPlan:
+        """Return the settings of the new topic: the source's, and those of the old one that kmirror leaves alone."""
         known = topic_settings(self.destination.client, [STATE_TOPIC])[STATE_TOPIC]
         record, name = self.record, self.record.source_topic
         found = source_settings(self.source, self.mirror.source, [name])
@@ -347,7 +328,8 @@ class RebuildAttempt:
             settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
         exclude = stored_settings(self.mirror.settings).excluded_properties
         plan = settings_for(settings, None if isinstance(known, int) else known, exclude)
-        return replace(plan.settling(record.settled or {}), first_source_seen_ms=seen_ms)
+        plan = plan.settling(record.settled or {})
+        return replace(plan, now={**plan.now, **own}, first_source_seen_ms=seen_ms)
 
     def _replace(self, plan: SettingsPlan) -> tuple[TopicMetadata, SettingsPlan]:
         """Delete the topic and create it again; return the new one, and the settings that the destination takes."""
@@ -355,16 +337,23 @@ class RebuildAttempt:
         partitions = len(self.there.partitions)
         # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
         _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
+        replicas = rebuild.replicas or self._replicas()
         delete_topic(client, topic, record.destination_topic_id)
         try:
-            plan = plan.settling(create_settled(client, topic, partitions, self._replication_factor(), plan.now))
+            plan = plan.settling(create_settled(client, topic, partitions, replicas, plan.now))
         except BrokerError as error:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
         made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
         # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
-        if len(made.partitions) != partitions or any(end for _, end in ends.values()):
+        is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
+        if len(made.partitions) != partitions and is_empty and settings and has_all_mirror_values(settings):
+            # created by us, while the source topic had other partitions
+            _claimed(self.destination.state(), self.mirror.name, topic)
+            delete_topic(client, topic, made.printed_topic_id)
+            return self._replace(plan)
+        if len(made.partitions) != partitions or not is_empty:
             kept = f"the old records are in {rebuild.kept_in}" if rebuild.kept_in else "no old records were archived"
             raise RefusedError(
                 f"another client created topic {topic} while it was being rebuilt",
@@ -372,9 +361,9 @@ class RebuildAttempt:
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         plan = plan.settling(settled_to_change(client, topic, plan.now))
-        refused = TopicAdmin(self.destination).set_settings({topic: plan.now})[topic]
-        if refused is not None:
-            raise refused
+        trouble = TopicAdmin(self.destination).set_settings({topic: plan.now})[topic]
+        if trouble is not None:
+            raise trouble
         return made, plan
 
     def _complete(
@@ -407,7 +396,7 @@ class RebuildAttempt:
                 partitions=count,
                 pending_operation=None,
                 deferred=dict(plan.deferred),
-                settings=settings_made(plan),
+                settings={key: value for key, value in plan.now.items() if key not in (rebuild.own_settings or {})},
                 settled=dict(plan.settled) or None,
                 inherited=plan.inherited,
                 first_source_seen_ms=plan.first_source_seen_ms,
@@ -440,17 +429,6 @@ def _claimed(state: State, mirror: str, topic: str) -> tuple[TopicRecord, Rebuil
     if record is None or record.rebuild is None or record.pending_operation != PENDING_REBUILD:
         raise RefusedError(f"{topic} is no longer being rebuilt", "check with `kmirror describe`", Reason.FENCED)
     return record, record.rebuild
-
-
-def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
-    """Refuse an automatic archive that would fill one of the destination's disks, if their free space is known."""
-    found = disk_use(client, topic)
-    if found is not None and (lacking := found.lacking()) is not None:
-        needed, free = lacking
-        raise RefusedError(
-            f"an archive of {topic} may need {needed:,} bytes on one disk, but the fullest has {free:,} free",
-            f"free some space; then: {on_topics('recover', mirror, [topic])} --accept-reset",
-        )
 
 
 def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:

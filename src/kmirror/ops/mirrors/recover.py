@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror
-from kmirror.errors import Reason
+from kmirror.errors import RESET_REASONS, Reason
 from kmirror.ops.base.context import Destination, change, own_event, record_event, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
@@ -63,7 +63,6 @@ class _Retry:
 
 
 #: The reasons that need each consent.
-_RESETS = frozenset({Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED})
 _DIVERGENCES = frozenset({Reason.SOURCE_DIVERGED, Reason.DESTINATION_WRITTEN, Reason.OFFSET_MISMATCH})
 #: How records were lost.
 _LOSS_CAUSES = {
@@ -134,12 +133,12 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
     hint = next_step(row.reason, row.mirror, row.topic)
     if row.reason is Reason.DESTINATION_TOPIC_DELETED:
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
-    if row.reason in _RESETS | _DIVERGENCES or is_rest_archived:
-        if not (consent.reset if row.reason in _RESETS else consent.divergence):
-            wanted = "--accept-reset" if row.reason in _RESETS else "--accept-divergence"
+    if row.reason in RESET_REASONS | _DIVERGENCES or is_rest_archived:
+        if not (consent.reset if row.reason in RESET_REASONS else consent.divergence):
+            wanted = "--accept-reset" if row.reason in RESET_REASONS else "--accept-divergence"
             message = f"{partition} needs {wanted}{_instead(consent)}: {row.error_message}"
             return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
-        what = "all of its records" if row.reason in _RESETS else "the records that the source does not have"
+        what = "all of its records" if row.reason in RESET_REASONS else "the records that the source does not have"
         return _Retry(
             partition, f"; {what} are archived, and the topic is rebuilt from its source", rebuilds=row.reason
         )

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.commands import on_mirror, option
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.errors import RESET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
 from kmirror.ops.base.topic_results import Outcome, TopicResult
@@ -41,6 +41,7 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
     ProgressRow,
+    Rebuild,
     RebuildStep,
     TopicRecord,
 )
@@ -123,7 +124,6 @@ def _claim(work: StopWork, state: State) -> Changes:
                 desired=DesiredState.STOPPED,
                 pending_operation=PENDING_STOP,
                 stop_reason=topic.stop_reason or request.reason,
-                rebuild=None,
                 archive=(topic.rebuild.kept_in if topic.rebuild and replacing else None) or topic.archive,
             )
         )
@@ -142,10 +142,12 @@ def _report_claim(work: StopWork) -> None:
     """Find the topics that are claimed; report what was being rebuilt, and what was stopped before."""
     request, state = work.request, work.state
     for name, rebuild in work.rebuilds.items():
-        kept = {
-            RebuildStep.ARCHIVE: "its old records are still in it",
-            RebuildStep.REPLACE: f"all its old records are in {rebuild.kept_in}" if rebuild.kept_in else "it was empty",
-        }[rebuild.step]
+        if rebuild.step is RebuildStep.ARCHIVE:
+            kept = "its old records are still in it"
+        elif rebuild.reason in RESET_REASONS:
+            kept = f"all its old records are in {rebuild.kept_in}" if rebuild.kept_in else "it was empty"
+        else:
+            kept = f"if it is gone, {_what_is_where(rebuild)}"
         work.done.warnings.append(f"{name} was being rebuilt because it did not match its source: {kept}")
     known = {name: state.topic(request.mirror, name) for name in request.topics}
     work.topics = [topic for topic in known.values() if topic and topic.pending_operation == PENDING_STOP]
@@ -156,6 +158,13 @@ def _report_claim(work: StopWork) -> None:
             work.done.results.append(TopicResult(name, None, Outcome.NOOP, f"{name} is not a mirror topic"))
         else:
             work.done.results += already_stopped_rows(state, topic)
+
+
+def _what_is_where(rebuild: Rebuild) -> str:
+    """Return where the records of a rebuilt topic are whose source is still the same one."""
+    if rebuild.kept_in is None:
+        return "its records are only at the source"
+    return f"what its source lacked is in {rebuild.kept_in}, and the rest is only at the source"
 
 
 def _with_filters(mirror: MirrorRecord, request: StopRequest) -> MirrorRecord:
@@ -182,10 +191,15 @@ def _find_gone(work: StopWork) -> None:
     left = [topic for topic in work.topics if topic not in work.gone]
     for topic in work.gone:
         what = "had not become a mirror topic yet" if topic.destination_topic_id is None else "is gone"
-        what += f"; its old records are in {topic.archive}" if topic.archive else ""
+        rebuild, is_lost = work.rebuilds.get(topic.topic), work.request.reason is Reason.PROMOTED
+        if rebuild is not None and rebuild.step is RebuildStep.REPLACE and rebuild.reason not in RESET_REASONS:
+            what += f": {_what_is_where(rebuild)}"
+            is_lost |= work.request.reason is Reason.FAILED_OVER
+        elif topic.archive:
+            what += f"; its old records are in {topic.archive}"
         row = TopicResult(topic.topic, None, Outcome.DONE, f"{topic.topic} {what}")
-        if work.request.reason is Reason.PROMOTED:
-            # the other verbs give up the copy anyway; a promote was to hand it over
+        if is_lost:
+            # a promote was to hand over the copy, and a failover what is in it; else it is given up anyway
             row = replace(row, result=Outcome.FAILED, reason=Reason.DESTINATION_TOPIC_DELETED, hint=_GONE_HINT)
         work.done.results.append(row)
     for topic in left:
@@ -328,7 +342,7 @@ def _stopped(
             records.append(stopped)
             if len(offsets) < _MOST_TOPICS_IN_EVENT:
                 offsets[f"{topic.topic}-{record.partition}"] = record.last_mirrored_offset
-        records.append(replace(topic, pending_operation=None, deferred=None))
+        records.append(replace(topic, pending_operation=None, deferred=None, rebuild=None))
     if not records:
         return Changes()
     names = [topic.topic for topic in topics]
