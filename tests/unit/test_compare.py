@@ -46,6 +46,8 @@ def test_where_batches_begin_makes_no_difference(sizes: tuple[int, int]) -> None
         ({"headers": ()}, "headers differ"),
         ({"headers": (("h", None),)}, "headers differ"),
         ({"headers": (("H", b"42"),)}, "headers differ"),
+        # as read from a name that is not UTF-8
+        ({"headers": (("\udcff", b"42"),)}, "headers differ"),
         ({"timestamp": 5}, "the timestamp is 1700000000042 at the source, 5 at the destination"),
     ],
 )
