@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition
 from kmirror.engine.lane.reports.state_log import append_to
@@ -40,6 +40,11 @@ class Side:
         create_and_wait(self.admin, NewTopic(topic, 1, 1, config=dict(config)))
         # asked again until the leader has taken office
         assert self.client.list_offsets({self.partition: LATEST})[self.partition].offset == 0
+
+    @property
+    def access(self) -> ClusterAccess:
+        """How workers connect to the cluster."""
+        return ClusterAccess(self.properties, self.client.metadata([]).cluster_id)
 
     def append(self, records: list[Record], *, size: int = 10, codec: str = "none") -> None:
         """Append records in batches of up to `size`, as they are."""
