@@ -180,7 +180,7 @@ class _LogComparison:
     def _compared(self) -> PartitionComparison:
         difference = self._earliest(self._walk())
         if difference is None and self._obstacle is None:
-            self._obstacle = self._hidden_tail()
+            self._obstacle = self._hidden_tail(self._destination) or self._hidden_tail(self._source)
         if difference is None and self._obstacle is None:
             difference = self._end_alone()
         if difference is None:
@@ -289,7 +289,7 @@ class _LogComparison:
             side.missing.seen(record)
             return None
         if ended_at is not None and record.offset >= ended_at:
-            if other is self._destination and (hidden := self._hidden_tail()):
+            if hidden := self._hidden_tail(other):
                 self._obstacle = hidden
                 return None
             return self._difference(record.offset, tail, f"the {other.name} {_end_of(other.log)}")
@@ -320,13 +320,19 @@ class _LogComparison:
         ]
         return Difference(offset, kind, what, *summaries)
 
-    def _hidden_tail(self) -> str | None:
-        log = self._destination.log
-        if log.ended_at is None or log.log_end_offset is None or log.log_end_offset <= log.ended_at:
+    def _hidden_tail(self, side: LogCursor) -> str | None:
+        """Return why the last records of a log cannot be compared now; None if it hides none that could be equal.
+
+        What is not committed at the source was never copied; what a new leader does not show yet may have been.
+        """
+        ended_at, log_end = side.log.ended_at, side.log.log_end_offset
+        if ended_at is None or log_end is None or log_end <= ended_at:
+            return None
+        if side is self._source and (side.log.has_open_transaction or not ended_at < self._end <= log_end):
             return None
         return (
-            f"the destination shows consumers nothing from offset {log.ended_at} to its end {log.log_end_offset}: "
-            "a transaction is open there, or too few replicas are in sync"
+            f"the {side.name} shows consumers nothing from offset {ended_at} to its end {log_end}: "
+            "a transaction is open there, or too few replicas are in sync or have it"
         )
 
     def _end_alone(self) -> Difference | None:
@@ -356,6 +362,8 @@ class _LogComparison:
 
 
 def _end_of(log: Log) -> str:
-    if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
+    if log.has_open_transaction:
         return f"is not committed after offset {log.ended_at}: a transaction is open there"
+    if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
+        return f"shows nothing from offset {log.ended_at} on, and ends at offset {log.log_end_offset}"
     return f"ends at offset {log.ended_at}"
