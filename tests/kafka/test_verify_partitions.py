@@ -31,7 +31,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.new_topics import create_and_wait
 from tests.support.shared_clusters import ForgetfulCluster
-from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, record
+from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, compare_whole, record
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -146,9 +146,7 @@ def test_offsets_without_a_record(twins: Twins) -> None:
     twins.destination.append(RECORDS[42:])
     found = twins.difference()
     assert (found.offset, found.kind, found.destination) == (40, DifferenceKind.MISSING, None)
-    back = compare_partition(
-        twins.destination.client, twins.source.client, twins.destination.partition, twins.source.partition
-    ).first_difference
+    back = compare_whole(twins.destination, twins.source).first_difference
     assert back
     assert (back.offset, back.kind, back.source) == (40, DifferenceKind.EXTRA, None)
     assert twins.compare(42).equal
@@ -337,7 +335,7 @@ def test_a_topic_that_does_not_exist(twins: Twins) -> None:
     elsewhere = TopicPartition(unique_topic(), 0)
     config = client_config({**twins.destination.properties, "request.timeout.ms": "1000"})
     with ClusterClient(config) as hasty, pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        compare_partition(twins.source.client, hasty, elsewhere, elsewhere)
+        compare_partition(twins.source.client, hasty, elsewhere, elsewhere, 0, 1)
 
 
 def clean(twins: Twins) -> None:

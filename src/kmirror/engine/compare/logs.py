@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import (
     BATCH_OVERHEAD,
     LOG_APPEND_TIME,
@@ -36,7 +35,6 @@ from kmirror.engine.compare.difference import (
     Difference,
     DifferenceKind,
     PartitionComparison,
-    retention_note,
     summary_of,
     what_differs,
 )
@@ -57,40 +55,26 @@ def compare_partition(
     destination: ClusterClient,
     source_partition: TopicPartition,
     destination_partition: TopicPartition,
-    start: int | None = None,
-    end: int | None = None,
+    start: int,
+    end: int,
     progress: Add = unwatched,
 ) -> PartitionComparison:
-    """Compare two partitions from offset `start` to `end`.
+    """Compare two partitions from offset `start` to `end`, which the source must have reached.
 
-    Without `start`: from the later log start. Without `end`: to the end of the destination, which the source must have
-    reached. Both clients must have no other user meanwhile. `progress` is called for each batch with the number of
-    newly compared offsets.
+    Both clients must have no other user meanwhile. `progress` is called for each batch with the number of newly
+    compared offsets.
 
     Raises:
         UnreachableError: one of the clusters does not respond.
         BrokerError: one of them refuses.
         UnsupportedFormatError: a batch has an unreadable format; nothing before it differs.
     """
-    notes: tuple[str, ...] = ()
-    if end is None:
-        # before anything is read from the source, which must be ahead
-        end = offset_of(destination, destination_partition, LATEST)
-    if start is None:
-        ours, theirs = (
-            offset_of(destination, destination_partition, EARLIEST),
-            offset_of(source, source_partition, EARLIEST),
-        )
-        start = max(ours, theirs)
-        if ours != theirs:
-            notes = (retention_note(theirs, ours),)
     if start >= end:
-        return PartitionComparison(start, start, 0, 0, notes=notes)
+        return PartitionComparison(start, start, 0, 0)
     with ThreadPoolExecutor(2, "read-ahead") as executor:
         one = VisibleLog(source, source_partition, start, end, executor)
         other = VisibleLog(destination, destination_partition, start, end, executor)
-        found = compare_logs(one, other, start, end, progress)
-    return replace(found, notes=notes + found.notes)
+        return compare_logs(one, other, start, end, progress)
 
 
 def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:
