@@ -28,6 +28,7 @@ from bench.clusters import Pair
 from bench.measure import CopyFailedError
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.engine.bulk.runner import SparkTasks, Task
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, fork_work_units, search_work_unit
@@ -87,7 +88,10 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         app_name="kmirror bench: forks",
         preload=("kmirror.engine.histories.fork_search",),
     )
-    properties = [{"bootstrap.servers": cluster.bootstrap_servers} for cluster in (pair.source, pair.destination)]
+    source, destination = (
+        ClusterAccess({"bootstrap.servers": cluster.bootstrap_servers}, None)
+        for cluster in (pair.source, pair.destination)
+    )
     for hinted in (False, True):
         questions = [
             ForkQuestion(partition, partition, LogEnds(0, OFFSETS, 0, OFFSETS), forks[partition] if hinted else None)
@@ -96,7 +100,8 @@ def measure_forks(pair: Pair, folder: Path, scale: float = 1.0) -> Iterator[Fork
         begun_at = time.monotonic()
         with SparkRuntime(options) as spark:
             started_at = time.monotonic()
-            tasks = [Task(share, len(share.questions)) for share in fork_work_units(questions, _SLOTS, *properties)]
+            shares = fork_work_units(questions, _SLOTS, source, destination)
+            tasks = [Task(share, len(share.questions)) for share in shares]
             with Meter(unwatched, "forks") as meter:
                 searched = list(SparkTasks(spark).run("forks", search_work_unit, tasks, meter))
             ended_at = time.monotonic()

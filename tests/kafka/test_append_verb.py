@@ -176,10 +176,14 @@ def test_an_engine_that_has_not_paused_yet_is_noticed_although_its_clock_is_behi
     file = write(row(topic, 2))
     with closing(StateStore(destination.config)) as store, ThreadPoolExecutor(1) as operator:
         lease = Lease.acquire(store, mirror, EngineIdentity.of_this_process())
-        for pause_id, outcome in ((None, Outcome.REFUSED), ("this-one", Outcome.DONE)):
-            state = PartitionState.MIRRORING if pause_id is None else PartitionState.PAUSED
+        for state, pause_id, outcome in (
+            (PartitionState.MIRRORING, None, Outcome.REFUSED),
+            # a pause that was resumed: the engine may have begun to copy again
+            (PartitionState.FAILED, "the-one-before", Outcome.REFUSED),
+            (PartitionState.PAUSED, "this-one", Outcome.DONE),
+        ):
+            lease.heartbeat({}, (replace(mirrored, state=state, pause_id=pause_id, state_time_ms=now_ms()),))
             done = operator.submit(append, destination, file, dry_run=True)
-            lease.heartbeat({}, (replace(mirrored, state=state, pause_id=pause_id),))
             while wait([done], 0.5).not_done:
                 lease.heartbeat({})
             assert [one.result for one in done.result().results] == [outcome]

@@ -16,7 +16,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol import markers
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import (
     ForkAnswer,
@@ -237,13 +237,14 @@ def test_many_partitions_share_their_requests(twins: Twins) -> None:
         append(twins.destination, topic_partition, theirs[:fork] + [record(o, "d") for o in range(fork, length)], 200)
     topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
     questions = twins.questions(topic_partitions)
-    ends = twins.pair.source.client_properties(), twins.pair.destination.client_properties()
-    (share,) = fork_work_units(questions, 1, *ends)
+    pair = twins.pair.source, twins.pair.destination
+    source, destination = (ClusterAccess(one.client_properties(), one.cluster_id) for one in pair)
+    (share,) = fork_work_units(questions, 1, source, destination)
     searched = search_work_unit(share)
     expected = [Fork(fork, fork < length, fork - 1 if fork else None) for fork in forks]
     assert [found.fork for found in searched.found] == expected
     assert searched.requests <= 2 * max(found.reads for found in searched.found) + 4
-    assert len(fork_work_units(questions, 2, *ends)) == 2
+    assert len(fork_work_units(questions, 2, source, destination)) == 2
 
 
 def test_obstacles_are_reported_for_each_partition(twins: Twins) -> None:

@@ -15,17 +15,18 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, ResourceType
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights import principal_probe
-from kmirror.cluster.rights.acl_commands import login_principal
-from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls
+from kmirror.cluster.rights.acl_commands import admin_options, login_principal
+from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls, kafka_acls_line
 from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal, process_mark
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topics.topic_requests import create_topic
+from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.cluster.writing.fence import replicated_ends
 from kmirror.cluster.writing.writable import probe_writable
 from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.producer_block import ProducerBlock
@@ -34,7 +35,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.table import Settings
-from kmirror.state.records import DesiredState, PartitionState
+from kmirror.state.records import PENDING_ADD, DesiredState, PartitionState
 from kmirror.state.rights_records import SHARED
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, claim, denial, give, kmirror_rights, written
@@ -163,6 +164,47 @@ def test_denials_follow_the_acls_and_those_of_others_stay(
     assert theirs in left
     assert denial(topic, "app") not in left
     assert not destination.state().rights(mirror, topic)
+
+
+def test_delete_leaves_no_denials_on_topics_that_are_gone_or_were_never_created(
+    cluster_pair: ClusterPair,
+    guarded_cluster: SandboxCluster,
+    admin: ClusterClient,
+    make_mirror: Callable[..., Any],
+) -> None:
+    """Once, a topic that was made later under such a name refused its producers, and no record said why."""
+    gone, claimed = unique_topic(), unique_topic()
+    denials = {denial(topic, "app") for topic in (gone, claimed)}
+    give(admin, kmirror_rights(), *(acls("topic", topic, "app", "WRITE") for topic in (gone, claimed)))
+    destination, mirror = make_mirror(guarded_cluster, "kmirror")
+    make_topic(cluster_pair.source, gone)
+    assert add(destination, mirror, selector(gone)).exit_code == ExitCode.OK
+    delete_topics(admin, [gone])
+    wait_until(lambda: admin.metadata([gone]).topics[gone].error_code)
+    claim(destination, mirror, claimed, pending=PENDING_ADD)
+    protect(destination, mirror, [claimed])
+    assert denials <= describe_acls(admin)
+    done = delete(destination, mirror)
+    assert (done.exit_code, done.warnings) == (ExitCode.OK, ())
+    assert await_acls(admin, (), denials)
+
+
+def test_delete_names_the_denials_that_it_may_not_remove(
+    guarded_cluster: SandboxCluster, admin: ClusterClient, make_mirror: Callable[..., Any]
+) -> None:
+    topic, to_alter = unique_topic(), acls("cluster", "kafka-cluster", "kmirror", "ALTER")
+    give(admin, kmirror_rights(), acls("topic", topic, "app", "WRITE"))
+    destination, mirror = make_mirror(guarded_cluster, "kmirror")
+    claim(destination, mirror, topic, pending=PENDING_ADD)
+    protect(destination, mirror, [topic])
+    delete_acls(admin, to_alter)
+    assert await_acls(admin, (), to_alter)
+    done = delete(destination, mirror)
+    assert done.exit_code == ExitCode.OK
+    (warning,) = done.warnings
+    assert kafka_acls_line(denial(topic, "app"), admin_options(destination.config), remove=True) in warning
+    assert denial(topic, "app") in describe_acls(admin)
+    delete_acls(admin, [denial(topic, "app")])
 
 
 def test_where_everybody_may_write_only_a_super_user_can_forbid_it(

@@ -14,14 +14,14 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster import log_ahead, reader
-from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.log_ahead import LogAhead
 from kmirror.cluster.protocol.batch_records import read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.compare.logs import compare_partition
+from kmirror.engine.compare.logs import compare_partition, offset_of
 from kmirror.engine.compare.visible_log import VisibleBatch, VisibleLog
 from tests.support.far_logs import write
 from tests.support.leader import create_topic
@@ -205,7 +205,8 @@ def test_two_logs_are_compared_over_the_distance(
     write(forgetful.cluster, topic, MEGABYTES, transactions=True)
     partition = TopicPartition(topic, 0)
     with ClusterClient(client_config(forgetful.cluster.client_properties())) as near:
-        found = compare_partition(far_client, near, partition, partition)
+        end = offset_of(near, partition, LATEST)
+        found = compare_partition(far_client, near, partition, partition, 0, end)
     assert found.equal
     assert found.records == len(
         librdkafka_records(forgetful.cluster.bootstrap_servers, topic, isolation="read_committed")

@@ -19,9 +19,12 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import Append
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
 from kmirror.cluster.writing import fence as fencing
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence, replicated_ends
+from kmirror.engine.clock import now_ms
+from kmirror.engine.compare.difference import PartitionComparison
+from kmirror.engine.compare.verification import CompareWorkUnit, Piece, compare_work_unit
 from kmirror.errors import ExitCode
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -98,6 +101,42 @@ def test_what_only_the_leader_has_is_not_copied_yet(source_cluster: SandboxClust
         three.signal(FOLLOWER, signal.SIGCONT)
         wait_until(lambda: ends() == (4, 4), 2 * PATIENCE_S)
         wait_until(lambda: shown() == (4, 0))
+
+
+@pytest.mark.slow
+def test_a_source_that_does_not_show_what_its_leader_has_is_not_called_different(
+    destination_cluster: SandboxCluster, make_cluster: MakeCluster
+) -> None:
+    """As after an election: what the last leader showed was copied, and the next one does not show it yet."""
+    three = make_cluster("three", brokers=3, heap=SMALL_HEAP, properties=_PATIENT)
+    topic = create_topic(three, replicas=[[LEADER, FOLLOWER]])
+    make_topic(destination_cluster, topic)
+    source, destination = (ClusterAccess(properties_of(one), one.cluster_id) for one in (three, destination_cluster))
+    place, now = TopicPartition(topic, 0), now_ms()
+    unit = CompareWorkUnit(source, destination, (Piece(topic, 0, topic, 0, 3),))
+
+    def append(cluster: SandboxCluster, *values: str) -> None:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": "1", "log_level": 0})
+        for value in values:
+            producer.produce(topic, value, partition=0, timestamp=now)
+        assert producer.flush(30) == 0
+
+    def compared() -> PartitionComparison:
+        (finding,) = compare_work_unit(unit)
+        assert finding.comparison is not None
+        return finding.comparison
+
+    append(destination_cluster, "1", "2", "3")
+    append(three, "1")
+    with ClusterClient(client_config(properties_of(three))) as client:
+        wait_until(lambda: client.list_offsets({place: LATEST})[place].offset == 1)
+    freeze(three, FOLLOWER)
+    append(three, "2", "3")
+    found = compared()
+    assert found.first_difference is None
+    assert str(found.obstacle).startswith("the source shows consumers nothing from offset ")
+    three.signal(FOLLOWER, signal.SIGCONT)
+    wait_until(lambda: compared().equal)
 
 
 @pytest.mark.slow

@@ -18,12 +18,12 @@ from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.reader import PartitionReader
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.engine.clock import now_ms
 from kmirror.engine.compare.difference import DifferenceKind
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
-from kmirror.engine.compare.verification import CompareWorkUnit, Piece, compare_work_unit
+from kmirror.engine.compare.verification import CompareWorkUnit, Piece, PieceFinding, compare_work_unit
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.errors import BrokerError, Reason, UnreachableError
@@ -31,7 +31,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.new_topics import create_and_wait
 from tests.support.shared_clusters import ForgetfulCluster
-from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, record
+from tests.support.twins import BASE_TIME, CODECS, RECORDS, Side, Twins, compare_whole, record
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -146,9 +146,7 @@ def test_offsets_without_a_record(twins: Twins) -> None:
     twins.destination.append(RECORDS[42:])
     found = twins.difference()
     assert (found.offset, found.kind, found.destination) == (40, DifferenceKind.MISSING, None)
-    back = compare_partition(
-        twins.destination.client, twins.source.client, twins.destination.partition, twins.source.partition
-    ).first_difference
+    back = compare_whole(twins.destination, twins.source).first_difference
     assert back
     assert (back.offset, back.kind, back.source) == (40, DifferenceKind.EXTRA, None)
     assert twins.compare(42).equal
@@ -337,7 +335,7 @@ def test_a_topic_that_does_not_exist(twins: Twins) -> None:
     elsewhere = TopicPartition(unique_topic(), 0)
     config = client_config({**twins.destination.properties, "request.timeout.ms": "1000"})
     with ClusterClient(config) as hasty, pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        compare_partition(twins.source.client, hasty, elsewhere, elsewhere)
+        compare_partition(twins.source.client, hasty, elsewhere, elsewhere, 0, 1)
 
 
 def clean(twins: Twins) -> None:
@@ -434,13 +432,39 @@ def test_a_source_that_dies_meanwhile(
     twins.both(lambda side: side.append(RECORDS))
     topic = twins.source.partition.topic
     pieces = tuple(Piece(topic, 0, topic, start, start + 50) for start in (0, 50))
-    share = CompareWorkUnit(twins.source.properties, twins.destination.properties, pieces)
+    share = CompareWorkUnit(twins.source.access, twins.destination.access, pieces)
     assert [finding.comparison and finding.comparison.equal for finding in compare_work_unit(share)] == [True, True]
     mortal_cluster.kill(1)
     for finding in compare_work_unit(share):
         assert finding.comparison is None
         assert isinstance(finding.trouble, UnreachableError)
         assert finding.trouble.reason is Reason.SOURCE_UNREACHABLE
+
+
+@pytest.mark.parametrize("moved", ["source", "destination"])
+def test_an_address_that_leads_to_the_other_cluster_is_passed_over(twins: Twins, moved: str) -> None:
+    """No log is compared with itself, which would always be equal."""
+    twins.source.append(RECORDS)
+    twins.destination.append([*RECORDS[:-1], record(99, value=b"other")])
+    piece = Piece(*twins.destination.partition, twins.source.partition.topic, 0, 100)
+    is_source = moved == "source"
+    ours, theirs = (twins.source, twins.destination) if is_source else (twins.destination, twins.source)
+
+    def compared(*addresses: str) -> PieceFinding:
+        access = replace(ours.access, properties={"bootstrap.servers": ",".join(addresses)})
+        both = (access, theirs.access) if is_source else (theirs.access, access)
+        (finding,) = compare_work_unit(CompareWorkUnit(*both, (piece,)))
+        return finding
+
+    wrong = theirs.cluster.bootstrap_servers
+    found = compared(wrong, ours.cluster.bootstrap_servers).comparison
+    assert found is not None
+    assert found.first_difference is not None
+    assert found.first_difference.offset == 99
+    nowhere = compared(wrong)
+    assert nowhere.comparison is None
+    assert nowhere.trouble is not None
+    assert nowhere.trouble.reason is (Reason.SOURCE_UNREACHABLE if is_source else Reason.DESTINATION_UNREACHABLE)
 
 
 def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
@@ -451,7 +475,7 @@ def test_a_secret_that_is_not_known_where_the_worker_runs(twins: Twins) -> None:
         "sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
         'username="u" password="${env:KMIRROR_NO_SUCH_SECRET}";',
     }
-    share = CompareWorkUnit(secretive, twins.destination.properties, (Piece("t", 0, "t", 0, 1),))
+    share = CompareWorkUnit(ClusterAccess(secretive, None), twins.destination.access, (Piece("t", 0, "t", 0, 1),))
     (finding,) = compare_work_unit(share)
     assert finding.trouble
     assert finding.trouble.reason is Reason.SECRET_UNRESOLVED

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, check_work_units
 from kmirror.engine.bulk.runner import SparkTasks, Task, Threads
 from kmirror.engine.compare.counting import RangeToCount, RecordCount, count_records
@@ -81,7 +81,8 @@ def test_forks_are_searched_and_what_follows_them_is_counted(cluster_pair: Clust
         ForkQuestion(topic_partition, topic_partition, LogEnds(0, LENGTH, 0, LENGTH))
         for topic_partition in topic_partitions
     ]
-    source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))
+    pair = cluster_pair.source, cluster_pair.destination
+    source, destination = (ClusterAccess(one.client_properties(), one.cluster_id) for one in pair)
     runner, views = SparkTasks(spark), list[WorkView]()
     with Meter(views.append, "forks", "partition", PARTITIONS) as meter:
         answers = list(find_forks(runner, "forks", questions, source, destination, meter))
@@ -153,7 +154,8 @@ def test_an_executor_that_dies_is_made_good_and_a_difference_is_found_in_its_ran
     write(cluster_pair.source, topic, {0: log}, 70)
     wrong = [replace(one, value=b"x") if one.offset in (1777, 2999) else one for one in log]
     write(cluster_pair.destination, topic, {0: wrong}, 110)
-    source, destination = (one.client_properties() for one in (cluster_pair.source, cluster_pair.destination))
+    pair = cluster_pair.source, cluster_pair.destination
+    source, destination = (ClusterAccess(one.client_properties(), one.cluster_id) for one in pair)
     work = work_units([Extent(topic, 0, topic, 0, 3000, 64 << 20)], 2, source, destination)
     assert len(work) == 8
     views: list[WorkView] = []

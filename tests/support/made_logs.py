@@ -63,6 +63,7 @@ class MadeLog:
     compacted: bool = False
     aborted: tuple[AbortedTransaction, ...] = ()
     scans: int = 0
+    has_open_transaction: bool = False
 
     def batches(self) -> Iterator[VisibleBatch]:
         data = memoryview(b"".join(self.stored))

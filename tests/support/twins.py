@@ -12,12 +12,12 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
-from kmirror.engine.compare.difference import Difference, PartitionComparison
-from kmirror.engine.compare.logs import compare_partition
+from kmirror.cluster.security.client_config import ClusterAccess, client_config
+from kmirror.engine.compare.difference import Difference, PartitionComparison, retention_note
+from kmirror.engine.compare.logs import compare_partition, offset_of
 from kmirror.engine.lane.reports.state_log import append_to
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.new_topics import create_and_wait
@@ -40,6 +40,11 @@ class Side:
         create_and_wait(self.admin, NewTopic(topic, 1, 1, config=dict(config)))
         # asked again until the leader has taken office
         assert self.client.list_offsets({self.partition: LATEST})[self.partition].offset == 0
+
+    @property
+    def access(self) -> ClusterAccess:
+        """How workers connect to the cluster."""
+        return ClusterAccess(self.properties, self.client.metadata([]).cluster_id)
 
     def append(self, records: list[Record], *, size: int = 10, codec: str = "none") -> None:
         """Append records in batches of up to `size`, as they are."""
@@ -86,6 +91,18 @@ class Side:
         return self.client.list_offsets({self.partition: LATEST}, log_end=True)[self.partition].offset or 0
 
 
+def compare_whole(
+    source: Side, destination: Side, start: int | None = None, end: int | None = None
+) -> PartitionComparison:
+    """Compare two sides from an offset, by default where both logs have begun, to one, by default the second's end."""
+    ours, theirs = (offset_of(side.client, side.partition, EARLIEST) for side in (destination, source))
+    notes = (retention_note(theirs, ours),) if start is None and ours != theirs else ()
+    start = max(ours, theirs) if start is None else start
+    end = destination.log_end_offset if end is None else end
+    found = compare_partition(source.client, destination.client, source.partition, destination.partition, start, end)
+    return replace(found, notes=notes + found.notes)
+
+
 @dataclass
 class Twins:
     """The same topic on both clusters."""
@@ -100,8 +117,7 @@ class Twins:
 
     def compare(self, start: int | None = None, end: int | None = None) -> PartitionComparison:
         """Compare them."""
-        ours, theirs = self.destination, self.source
-        return compare_partition(theirs.client, ours.client, theirs.partition, ours.partition, start, end)
+        return compare_whole(self.source, self.destination, start, end)
 
     def difference(self, start: int | None = None, end: int | None = None) -> Difference:
         """Compare them and return the first difference, which must be there."""

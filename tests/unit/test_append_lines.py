@@ -60,6 +60,8 @@ def test_a_line_is_a_record_with_its_place(changes: dict[str, Any], record: Reco
         (line(encoding="base64", key="A"), "key is not base64"),
         (line(headers={}), "headers is not a list"),
         (line(headers=[{"key": "h"}]), "a header is an object"),
+        *((line(**{where: "\ud800"}), "surrogates not allowed") for where in ("topic", "key", "value")),
+        (line(headers=[{"key": "\ud800", "value": ""}]), "surrogates not allowed"),
     ],
 )
 def test_what_a_line_may_not_hold_is_named_with_its_number(text: str, wrong: str) -> None:

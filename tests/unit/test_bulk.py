@@ -28,9 +28,10 @@ def test_ranges_cover_every_offset_once() -> None:
     assert cut_offsets(5, 5, 3) == [(5, 5)]
 
 
-def test_small_ranges_are_done_together_and_large_ones_alone() -> None:
+def test_small_ranges_are_done_together_and_large_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmirror.engine.bulk.ranges._MOST_RANGES_PER_TASK", 2)
     sized = [("a", 4.0), ("b", 5.0), ("c", 2.0), ("d", 40.0), ("e", 1.0), ("f", 1.0), ("g", 1.0)]
-    assert list(group_by_size(sized, 10.0, 2)) == [("a", "b"), ("c",), ("d",), ("e", "f"), ("g",)]
+    assert list(group_by_size(sized, 10.0)) == [("a", "b"), ("c",), ("d",), ("e", "f"), ("g",)]
     assert list(group_by_size([], 10.0)) == []
 
 

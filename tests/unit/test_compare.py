@@ -46,6 +46,8 @@ def test_where_batches_begin_makes_no_difference(sizes: tuple[int, int]) -> None
         ({"headers": ()}, "headers differ"),
         ({"headers": (("h", None),)}, "headers differ"),
         ({"headers": (("H", b"42"),)}, "headers differ"),
+        # as read from a name that is not UTF-8
+        ({"headers": (("\udcff", b"42"),)}, "headers differ"),
         ({"timestamp": 5}, "the timestamp is 1700000000042 at the source, 5 at the destination"),
     ],
 )
@@ -111,21 +113,37 @@ def test_a_destination_whose_end_is_hidden_from_consumers_cannot_be_compared() -
 
 
 @pytest.mark.parametrize(
-    ("log_end", "what"),
-    [(60, "the source ends at offset 60"), (80, "the source is not committed after offset 60")],
+    ("log_end", "is_open", "what"),
+    [
+        (60, False, "the source ends at offset 60"),
+        (80, False, "the source shows nothing from offset 60 on, and ends at offset 80"),
+        (100, True, "the source is not committed after offset 60: a transaction is open there"),
+    ],
 )
-def test_a_destination_that_continues_after_the_source(log_end: int, what: str) -> None:
-    short = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=log_end)
+def test_a_destination_that_continues_after_the_source(log_end: int, is_open: bool, what: str) -> None:
+    short = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=log_end, has_open_transaction=is_open)
     found = difference(short, records(0, 100))
     assert (found.offset, found.kind, found.source) == (60, DifferenceKind.EXTRA_TAIL, None)
-    assert found.what.startswith(what)
+    assert found.what == what
     hidden = MadeLog(batches_of(records(0, 100)), ended_at=100, log_end_offset=120)
     assert difference(short, hidden, end=120) == found
 
 
+@pytest.mark.parametrize("destination", [100, 60], ids=["records", "nothing that shows"])
+def test_a_source_that_does_not_show_what_was_copied_cannot_be_compared(destination: int) -> None:
+    """A new leader with too few replicas in sync shows less than the last one did, for as long as that lasts."""
+    hidden = MadeLog(batches_of(records(0, 60)), ended_at=60, log_end_offset=100)
+    found = compare(hidden, MadeLog(batches_of(records(0, destination)), ended_at=100, log_end_offset=100))
+    assert found.first_difference is None
+    assert found.obstacle
+    assert found.obstacle.startswith("the source shows consumers nothing from offset 60 to its end 100: ")
+    assert found.records == 60
+
+
 def test_offsets_at_the_end_that_show_nothing_are_compared_too() -> None:
-    def ended(at: int | None, log_end: int | None = None) -> MadeLog:
-        return MadeLog(batches_of(records(0, 60)), ended_at=at, log_end_offset=log_end or at)
+    def ended(at: int | None, log_end: int | None = None, *, is_open: bool = False) -> MadeLog:
+        end = log_end or at
+        return MadeLog(batches_of(records(0, 60)), ended_at=at, log_end_offset=end, has_open_transaction=is_open)
 
     assert compare(ended(100), ended(100)).equal
     assert compare(ended(None), ended(None)).equal
@@ -139,7 +157,7 @@ def test_offsets_at_the_end_that_show_nothing_are_compared_too() -> None:
     assert beyond.what == "the source ends at offset 98; offsets 98 to 99, which show no records, are missing"
     short = difference(ended(100), ended(99))
     assert (short.offset, short.kind) == (99, DifferenceKind.MISSING_TAIL)
-    undecided = difference(ended(98, 120), ended(100))
+    undecided = difference(ended(98, 120, is_open=True), ended(100))
     assert undecided.what.startswith("the source is not committed after offset 98: a transaction is open there; ")
     assert compare(ended(100), ended(60, 100)).obstacle
 

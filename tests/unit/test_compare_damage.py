@@ -46,6 +46,7 @@ def source_of(one: Original) -> MadeLog:
         log_end_offset=one.log.log_end_offset,
         compacted=one.is_compacted,
         aborted=one.aborted,
+        has_open_transaction=one.end < one.log.log_end_offset,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.engine.bulk.runner import Task
 from kmirror.engine.compare.difference import Difference, DifferenceKind, PartitionComparison, RecordSummary
 from kmirror.engine.compare.verification import (
@@ -33,6 +34,7 @@ from kmirror.ops.verify.verify_results import VERIFIED, Subject, VerifyRow, erro
 from kmirror.work import Meter, WorkView
 
 MB = 1 << 20
+NOWHERE = ClusterAccess({}, None)
 
 
 def extent(start: int = 0, end: int = 1000, size: int | None = None, partition: int = 0, **more: Any) -> Extent:
@@ -91,9 +93,12 @@ class TestPieces:
         for pieces in (cut(late, 10 * MB), sample(late, 5, random.Random(1))):
             assert [piece.destination_start for piece in pieces] == [3] + [None] * (len(pieces) - 1)
             assert (pieces[0].start, pieces[-1].end) == (20, end)
-        for found in (work_units([late], 4, {}, {}), sampled_work_units([late], 5, random.Random(1), {}, {})):
+        for found in (
+            work_units([late], 4, NOWHERE, NOWHERE),
+            sampled_work_units([late], 5, random.Random(1), NOWHERE, NOWHERE),
+        ):
             assert found[0].pieces[0].destination_start == 3
-        assert work_units([extent(20, 20)], 4, {}, {}) == []
+        assert work_units([extent(20, 20)], 4, NOWHERE, NOWHERE) == []
 
     def test_samples_differ(self) -> None:
         one, other = (ranges(sample(extent(0, 10**9), 3, random.Random(seed))) for seed in (1, 2))
@@ -102,28 +107,27 @@ class TestPieces:
 
 class TestShares:
     def test_there_are_enough_for_all_slots(self) -> None:
-        found = work_units([extent(0, 100_000, 1600 * MB)], 4, {}, {})
+        found = work_units([extent(0, 100_000, 1600 * MB)], 4, NOWHERE, NOWHERE)
         assert len(found) == 16
         assert all(len(share.pieces) == 1 for share in found)
 
     def test_none_is_too_large(self) -> None:
-        assert len(work_units([extent(0, 10**7, 100_000 * MB)], 4, {}, {})) == round(100_000 / 256)
+        assert len(work_units([extent(0, 10**7, 100_000 * MB)], 4, NOWHERE, NOWHERE)) == round(100_000 / 256)
 
     def test_small_partitions_go_together(self) -> None:
         small = [extent(0, 10, 1000, partition) for partition in range(1000)]
-        found = work_units([*small, extent(5, 5)], 4, {"a": "b"}, {"c": "d"})
+        source, destination = ClusterAccess({"a": "b"}, "s"), ClusterAccess({"c": "d"}, "d")
+        found = work_units([*small, extent(5, 5)], 4, source, destination)
         assert [len(share.pieces) for share in found] == [100] * 10
         assert [piece.partition for share in found for piece in share.pieces] == list(range(1000))
-        assert all(
-            (share.source_properties, share.destination_properties) == ({"a": "b"}, {"c": "d"}) for share in found
-        )
+        assert all((share.source, share.destination) == (source, destination) for share in found)
 
     def test_a_size_that_is_not_known_is_guessed(self) -> None:
-        assert len(work_units([extent(0, 1_000_000)], 1, {}, {})) == 4
+        assert len(work_units([extent(0, 1_000_000)], 1, NOWHERE, NOWHERE)) == 4
 
     def test_samples_are_shared_out_too(self) -> None:
         partitions = [extent(0, 10**12, partition=partition) for partition in range(100)]
-        found = sampled_work_units([*partitions, extent(5, 5)], 8, random.Random(1), {}, {})
+        found = sampled_work_units([*partitions, extent(5, 5)], 8, random.Random(1), NOWHERE, NOWHERE)
         assert sum(len(share.pieces) for share in found) == 1000
         assert len(found) == 10
 
@@ -181,7 +185,9 @@ def test_what_follows_a_difference_is_skipped() -> None:
 
     work = [
         CompareWorkUnit(
-            {}, {}, tuple(Piece("t", partition, "s", start, start + 10) for start in starts for partition in (0, 1))
+            NOWHERE,
+            NOWHERE,
+            tuple(Piece("t", partition, "s", start, start + 10) for start in starts for partition in (0, 1)),
         )
         for starts in ((20,), (30, 50), (40,), (30, 90))
     ]
@@ -194,7 +200,7 @@ def test_what_follows_a_difference_is_skipped() -> None:
 
 def test_a_piece_without_offsets_is_checked() -> None:
     runtime = Inline(equal)
-    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", 20, 20, 3),))]
+    work = [CompareWorkUnit(NOWHERE, NOWHERE, (Piece("t", 0, "s", 20, 20, 3),))]
     assert len(runtime.compare(work)) == len(runtime.compared) == 1
 
 
@@ -204,7 +210,7 @@ def test_a_cluster_that_is_gone_is_asked_for_nothing_more() -> None:
     def answer(piece: Piece) -> PieceFinding:
         return PieceFinding(piece, None, gone) if piece.start == 10 else equal(piece)
 
-    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [CompareWorkUnit(NOWHERE, NOWHERE, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     found = runtime.compare(work)
     assert [piece.start for piece in runtime.compared] == [0, 10]
@@ -217,7 +223,7 @@ def test_other_trouble_concerns_one_piece() -> None:
     def answer(piece: Piece) -> PieceFinding:
         return PieceFinding(piece, None, refused) if piece.start == 10 else equal(piece)
 
-    work = [CompareWorkUnit({}, {}, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
+    work = [CompareWorkUnit(NOWHERE, NOWHERE, (Piece("t", 0, "s", start, start + 10),)) for start in range(0, 50, 10)]
     runtime = Inline(answer)
     assert sum(finding.trouble is not None for finding in runtime.compare(work)) == 1
     assert len(runtime.compared) == 5

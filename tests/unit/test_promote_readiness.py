@@ -10,9 +10,13 @@ import pytest
 
 from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
+from kmirror.cluster.reader import SilentLogError
 from kmirror.cluster.security.client_config import client_config
-from kmirror.errors import Reason, UnreachableError
+from kmirror.engine.compare.difference import Difference, DifferenceKind
+from kmirror.engine.compare.verification import PartitionVerdict
+from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.context import Destination, now_ms
+from kmirror.ops.base.results import exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_checks import FinalCheck
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
@@ -20,6 +24,7 @@ from kmirror.ops.stop.promote_request import PromoteRequest, dry_run_rows
 from kmirror.ops.stop.report import stopped_row
 from kmirror.ops.stop.source_after_stop import check_source_after_stop
 from kmirror.ops.stop.work import StopResults
+from kmirror.ops.verify.verify_results import Subject, VerifyOutcome, row_of
 from kmirror.state.records import (
     AtStop,
     DesiredState,
@@ -207,6 +212,58 @@ def test_a_record_that_arrives_before_the_stop_keeps_its_topic() -> None:
     late = final_check(Ends(10, 10), Ends(10, 10), 1)
     assert late.going == []
     assert late.blockers == {"t": "producers: the source's end moved a moment ago"}
+
+
+def content_check(monkeypatch: pytest.MonkeyPatch, *verdicts: PartitionVerdict) -> tuple[FinalCheck, list[TopicResult]]:
+    """Run a final check whose comparison finds this of each partition; return it, and the rows of what it drops."""
+    verified = [row_of(Subject("t", p, 0, 10, 0), verdict) for p, verdict in enumerate(verdicts)]
+    outcome = VerifyOutcome(mirror="m", exit_code=ExitCode.OK, rows=tuple(verified), error=None, warnings=())
+    monkeypatch.setattr("kmirror.ops.verify.verify.verify", lambda *_: outcome)
+    source, destination = cast(ClusterClient, Ends(10, 10)), cast(Destination, Ends(10, 10))
+    checker, waiting, dropped = ReadinessChecker(destination, MIRROR, 0), {"t": TOPIC}, list[TopicResult]()
+
+    def drop(name: str, rows: list[TopicResult]) -> None:
+        del waiting[name]
+        dropped.extend(rows)
+
+    request = PromoteRequest("m", idle_ms=0, verify=True)
+    checker.read_source_ends(source, [TOPIC])
+    last = FinalCheck(destination, request, source, checker, waiting, ["t"], drop, lambda _: None)
+    last.run()
+    return last, dropped
+
+
+@pytest.mark.parametrize("kind", DifferenceKind)
+def test_contents_that_differ_are_histories_that_differ(kind: DifferenceKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = PartitionVerdict(first_difference=Difference(3, kind, "value differs", None, None))
+    last, dropped = content_check(monkeypatch, PartitionVerdict(10), found)
+    assert last.going == []
+    assert [row.partition for row in dropped] == [1]
+    assert exit_code_of(dropped) is ExitCode.HISTORIES_DIFFER
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        SilentLogError(PLACES[1], 3, 10, "it answers nothing"),
+        UnreachableError("the source no longer responds", None, Reason.SOURCE_UNREACHABLE),
+        BrokerError(5, "LEADER_NOT_AVAILABLE", "reading t-1"),
+    ],
+)
+def test_contents_that_cannot_be_compared_now_are_waited_for(
+    trouble: KmirrorError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, dropped = content_check(monkeypatch, PartitionVerdict(10), PartitionVerdict(trouble=trouble))
+    assert dropped == []
+    assert last.going == []
+    assert last.blockers == {"t": f"contents: t-1 could not be compared: {trouble}"}
+
+
+def test_contents_that_can_never_be_compared_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    trouble = UnreachableError("no right to read", "grant it", Reason.NOT_AUTHORIZED)
+    _, dropped = content_check(monkeypatch, PartitionVerdict(trouble=trouble), PartitionVerdict(10))
+    assert [(row.partition, row.reason) for row in dropped] == [(0, Reason.NOT_AUTHORIZED)]
+    assert exit_code_of(dropped) is ExitCode.PARTLY_DONE
 
 
 def test_a_partition_that_is_added_before_the_stop_keeps_its_topic() -> None:

@@ -102,6 +102,18 @@ class ClientConfig:
         return self.tls.current().context() if self.tls is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """How a worker connects to a cluster, and to no other one; the properties hold references, no secrets."""
+
+    properties: Mapping[str, str]
+    cluster_id: str | None
+
+    def config(self) -> ClientConfig:
+        """Resolve the references on this host; raises as `client_config`."""
+        return client_config(self.properties).expecting(self.cluster_id)
+
+
 def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | None = None) -> ClientConfig:
     """Translate Java client properties and resolve their references; `environ` replaces the process's environment.
 

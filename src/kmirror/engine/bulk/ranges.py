@@ -34,14 +34,12 @@ def cut_offsets(start: int, end: int, count: int) -> list[tuple[int, int]]:
     return list(pairwise(start + offsets * number // count for number in range(count + 1)))
 
 
-def group_by_size(
-    sized: Iterable[tuple[T, float]], most: float, most_ranges: int = _MOST_RANGES_PER_TASK
-) -> Iterator[tuple[T, ...]]:
+def group_by_size(sized: Iterable[tuple[T, float]], most: float) -> Iterator[tuple[T, ...]]:
     """Yield the ranges of each task, in order: up to `most` bytes together, or one larger range alone."""
     ranges: list[T] = []
     filled = 0.0
     for one, size in sized:
-        if ranges and (filled + size > most or len(ranges) == most_ranges):
+        if ranges and (filled + size > most or len(ranges) == _MOST_RANGES_PER_TASK):
             yield tuple(ranges)
             ranges, filled = [], 0.0
         ranges.append(one)

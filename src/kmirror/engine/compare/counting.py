@@ -6,7 +6,7 @@ This module runs in workers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.engine.bulk.ranges import cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.visible_log import VisibleLog
@@ -47,14 +47,14 @@ class RangeToCount:
 
 @dataclass(frozen=True, slots=True)
 class CountWorkUnit:
-    """What one task counts, and how it connects to the cluster; the properties hold references, no secrets."""
+    """What one task counts, and how it connects to the cluster."""
 
-    properties: Mapping[str, str]
+    cluster: ClusterAccess
     ranges: tuple[RangeToCount, ...]
 
 
 def count_records(
-    runner: Runner, properties: Mapping[str, str], wanted: Iterable[RangeToCount], meter: Meter
+    runner: Runner, cluster: ClusterAccess, wanted: Iterable[RangeToCount], meter: Meter
 ) -> dict[TopicPartition, RecordCount]:
     """Count in parallel; `meter` counts the offsets.
 
@@ -65,9 +65,7 @@ def count_records(
     known = [one for one in wanted if one.low < one.high]
     totals: Counter[TopicPartition] = Counter()
     from_mark: Counter[TopicPartition] = Counter()
-    tasks = [
-        Task(unit, sum(one.high - one.low for one in unit.ranges)) for unit in _work_units(known, runner, properties)
-    ]
+    tasks = [Task(unit, sum(one.high - one.low for one in unit.ranges)) for unit in _work_units(known, runner, cluster)]
     with closing(runner.run("count", count_work_unit, tasks, meter)) as answers:
         for answer in answers:
             for partition, counted in answer:
@@ -78,20 +76,19 @@ def count_records(
     }
 
 
-def _work_units(known: list[RangeToCount], runner: Runner, properties: Mapping[str, str]) -> Iterator[CountWorkUnit]:
+def _work_units(known: list[RangeToCount], runner: Runner, cluster: ClusterAccess) -> Iterator[CountWorkUnit]:
     most = task_bytes(sum(one.estimated_bytes for one in known), runner.slots)
     sized = (
         (part := replace(one, low=low, high=high), part.estimated_bytes)
         for one in known
         for low, high in cut_offsets(one.low, one.high, round(one.estimated_bytes / most))
     )
-    return (CountWorkUnit(properties, ranges) for ranges in group_by_size(sized, most))
+    return (CountWorkUnit(cluster, ranges) for ranges in group_by_size(sized, most))
 
 
 def count_work_unit(unit: CountWorkUnit, progress: Add = unwatched) -> list[tuple[TopicPartition, RecordCount]]:
     """Count the ranges of a work unit: the body of one task. `progress` takes the number of newly read offsets."""
-    config = client_config(unit.properties)
-    with ClusterClient(config) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
+    with ClusterClient(unit.cluster.config()) as client, ThreadPoolExecutor(1, "read-ahead") as executor:
         return [
             (
                 one.topic_partition,

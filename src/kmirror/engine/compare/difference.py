@@ -71,7 +71,10 @@ class PartitionComparison:
 def summary_of(record: Record) -> RecordSummary:
     """Return the summary of a record."""
     digest = blake2b(digest_size=16)
-    for part in (record.key, record.value, *(p for name, value in record.headers for p in (name.encode(), value))):
+    parts = [record.key, record.value]
+    for name, value in record.headers:
+        parts += name.encode(errors="surrogateescape"), value
+    for part in parts:
         digest.update(b"\0" if part is None else b"\1" + len(part).to_bytes(4) + part)
     return RecordSummary(record.offset, record.timestamp, digest.hexdigest())
 

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, require
+from kmirror.cluster.client import LATEST, ClusterClient, require
 from kmirror.cluster.protocol.batch import (
     BATCH_OVERHEAD,
     LOG_APPEND_TIME,
@@ -36,7 +35,6 @@ from kmirror.engine.compare.difference import (
     Difference,
     DifferenceKind,
     PartitionComparison,
-    retention_note,
     summary_of,
     what_differs,
 )
@@ -57,40 +55,26 @@ def compare_partition(
     destination: ClusterClient,
     source_partition: TopicPartition,
     destination_partition: TopicPartition,
-    start: int | None = None,
-    end: int | None = None,
+    start: int,
+    end: int,
     progress: Add = unwatched,
 ) -> PartitionComparison:
-    """Compare two partitions from offset `start` to `end`.
+    """Compare two partitions from offset `start` to `end`, which the source must have reached.
 
-    Without `start`: from the later log start. Without `end`: to the end of the destination, which the source must have
-    reached. Both clients must have no other user meanwhile. `progress` is called for each batch with the number of
-    newly compared offsets.
+    Both clients must have no other user meanwhile. `progress` is called for each batch with the number of newly
+    compared offsets.
 
     Raises:
         UnreachableError: one of the clusters does not respond.
         BrokerError: one of them refuses.
         UnsupportedFormatError: a batch has an unreadable format; nothing before it differs.
     """
-    notes: tuple[str, ...] = ()
-    if end is None:
-        # before anything is read from the source, which must be ahead
-        end = offset_of(destination, destination_partition, LATEST)
-    if start is None:
-        ours, theirs = (
-            offset_of(destination, destination_partition, EARLIEST),
-            offset_of(source, source_partition, EARLIEST),
-        )
-        start = max(ours, theirs)
-        if ours != theirs:
-            notes = (retention_note(theirs, ours),)
     if start >= end:
-        return PartitionComparison(start, start, 0, 0, notes=notes)
+        return PartitionComparison(start, start, 0, 0)
     with ThreadPoolExecutor(2, "read-ahead") as executor:
         one = VisibleLog(source, source_partition, start, end, executor)
         other = VisibleLog(destination, destination_partition, start, end, executor)
-        found = compare_logs(one, other, start, end, progress)
-    return replace(found, notes=notes + found.notes)
+        return compare_logs(one, other, start, end, progress)
 
 
 def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:
@@ -180,7 +164,7 @@ class _LogComparison:
     def _compared(self) -> PartitionComparison:
         difference = self._earliest(self._walk())
         if difference is None and self._obstacle is None:
-            self._obstacle = self._hidden_tail()
+            self._obstacle = self._hidden_tail(self._destination) or self._hidden_tail(self._source)
         if difference is None and self._obstacle is None:
             difference = self._end_alone()
         if difference is None:
@@ -289,7 +273,7 @@ class _LogComparison:
             side.missing.seen(record)
             return None
         if ended_at is not None and record.offset >= ended_at:
-            if other is self._destination and (hidden := self._hidden_tail()):
+            if hidden := self._hidden_tail(other):
                 self._obstacle = hidden
                 return None
             return self._difference(record.offset, tail, f"the {other.name} {_end_of(other.log)}")
@@ -320,13 +304,19 @@ class _LogComparison:
         ]
         return Difference(offset, kind, what, *summaries)
 
-    def _hidden_tail(self) -> str | None:
-        log = self._destination.log
-        if log.ended_at is None or log.log_end_offset is None or log.log_end_offset <= log.ended_at:
+    def _hidden_tail(self, side: LogCursor) -> str | None:
+        """Return why the last records of a log cannot be compared now; None if it hides none that could be equal.
+
+        What is not committed at the source was never copied; what a new leader does not show yet may have been.
+        """
+        ended_at, log_end = side.log.ended_at, side.log.log_end_offset
+        if ended_at is None or log_end is None or log_end <= ended_at:
+            return None
+        if side is self._source and (side.log.has_open_transaction or not ended_at < self._end <= log_end):
             return None
         return (
-            f"the destination shows consumers nothing from offset {log.ended_at} to its end {log.log_end_offset}: "
-            "a transaction is open there, or too few replicas are in sync"
+            f"the {side.name} shows consumers nothing from offset {ended_at} to its end {log_end}: "
+            "a transaction is open there, or too few replicas are in sync or have it"
         )
 
     def _end_alone(self) -> Difference | None:
@@ -356,6 +346,8 @@ class _LogComparison:
 
 
 def _end_of(log: Log) -> str:
-    if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
+    if log.has_open_transaction:
         return f"is not committed after offset {log.ended_at}: a transaction is open there"
+    if log.log_end_offset is not None and log.ended_at is not None and log.log_end_offset > log.ended_at:
+        return f"shows nothing from offset {log.ended_at} on, and ends at offset {log.log_end_offset}"
     return f"ends at offset {log.ended_at}"

@@ -9,14 +9,14 @@ This module runs in workers.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_size, task_bytes
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.difference import Difference, PartitionComparison
@@ -84,10 +84,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompareWorkUnit:
-    """What one task compares, and how it connects to both clusters; the properties hold references, no secrets."""
+    """What one task compares, and how it connects to both clusters."""
 
-    source_properties: Mapping[str, str]
-    destination_properties: Mapping[str, str]
+    source: ClusterAccess
+    destination: ClusterAccess
     pieces: tuple[Piece, ...]
 
     @property
@@ -108,8 +108,8 @@ class PieceFinding:
 def work_units(
     extents: Iterable[Extent],
     slots: int,
-    source_properties: Mapping[str, str],
-    destination_properties: Mapping[str, str],
+    source: ClusterAccess,
+    destination: ClusterAccess,
 ) -> list[CompareWorkUnit]:
     """Cut everything into work units of about the same size, enough for all slots."""
     known = [extent for extent in extents if extent.has_work]
@@ -117,20 +117,20 @@ def work_units(
     sized = [
         (piece, extent.bytes_per_offset * (piece.end - piece.start)) for extent in known for piece in cut(extent, size)
     ]
-    return [CompareWorkUnit(source_properties, destination_properties, pieces) for pieces in group_by_size(sized, size)]
+    return [CompareWorkUnit(source, destination, pieces) for pieces in group_by_size(sized, size)]
 
 
 def sampled_work_units(
     extents: Iterable[Extent],
     count: int,
     chosen: random.Random,
-    source_properties: Mapping[str, str],
-    destination_properties: Mapping[str, str],
+    source: ClusterAccess,
+    destination: ClusterAccess,
 ) -> list[CompareWorkUnit]:
     """Return work units for head, tail and `count` random ranges of each partition."""
     sized = [(piece, 1.0) for extent in extents if extent.has_work for piece in sample(extent, count, chosen)]
     together = group_by_size(sized, _MOST_SAMPLES_PER_TASK)
-    return [CompareWorkUnit(source_properties, destination_properties, pieces) for pieces in together]
+    return [CompareWorkUnit(source, destination, pieces) for pieces in together]
 
 
 def cut(extent: Extent, size_in_bytes: float) -> list[Piece]:
@@ -214,8 +214,8 @@ def compare_work_unit(unit: CompareWorkUnit, progress: Add = unwatched) -> tuple
     findings: list[PieceFinding] = []
     with ExitStack() as stack:
         try:
-            source = stack.enter_context(ClusterClient(client_config(unit.source_properties)))
-            destination = stack.enter_context(ClusterClient(client_config(unit.destination_properties)))
+            source = stack.enter_context(ClusterClient(unit.source.config()))
+            destination = stack.enter_context(ClusterClient(unit.destination.config()))
         except KmirrorError as error:
             return tuple(PieceFinding(piece, None, error) for piece in unit.pieces)
         gone: KmirrorError | None = None

@@ -6,8 +6,8 @@ are unwrapped. Every batch's checksum is verified before the batch is returned.
 A log may have less than requested, and each case is reported:
 
 * it starts later (retention, DeleteRecords), perhaps only since reading began: `floor`;
-* it ends earlier: `ended_at` is where consumers stop reading; `log_end_offset` is higher while a transaction is open or
-  a follower lags.
+* it ends earlier: `ended_at` is where consumers stop reading; `log_end_offset` is higher while a transaction is open
+  (`has_open_transaction`), a follower lags, or too few replicas are in sync.
 
 A log that returns nothing although it goes on is neither: reading it raises SilentLogError.
 """
@@ -82,6 +82,8 @@ class Log(Protocol):
     def ended_at(self) -> int | None: ...
     @property
     def log_end_offset(self) -> int | None: ...
+    @property
+    def has_open_transaction(self) -> bool: ...
     def batches(self) -> Iterator[VisibleBatch]: ...
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]: ...
     def is_compacted(self) -> bool: ...
@@ -99,6 +101,7 @@ class _Section:
     #: None while there may be more.
     ended_at: int | None = None
     log_end_offset: int | None = None
+    has_open_transaction: bool = False
 
 
 def visible_batches(
@@ -197,6 +200,7 @@ class VisibleLog:
         self.floor = start
         self.ended_at: int | None = None
         self.log_end_offset: int | None = None
+        self.has_open_transaction = False
         self._client = client
         self._partition = partition
         self._start = start
@@ -223,6 +227,7 @@ class VisibleLog:
                 section = self._ahead.result()
                 reached, offset, self.floor = offset, section.next_offset, section.floor
                 self.ended_at, self.log_end_offset = section.ended_at, section.log_end_offset
+                self.has_open_transaction = section.has_open_transaction
                 if self.ended_at is not None:
                     return
                 # the next response travels while this one is processed
@@ -235,7 +240,7 @@ class VisibleLog:
     def scan(self, start: int | None = None, end: int | None = None) -> Generator[Record, None, None]:
         """Yield visible records of another range of the same log; None for the current log start and end."""
         self._await_ahead()
-        log_start, readable_end, _ = self._bounds()
+        log_start, _, _, readable_end = self._bounds()
         first = log_start if start is None else max(start, log_start)
         last = readable_end if end is None else min(end, readable_end)
         other = VisibleLog(self._client, self._partition, first, last, self._executor)
@@ -269,7 +274,7 @@ class VisibleLog:
                 if error.code != Code.OFFSET_OUT_OF_RANGE:
                     raise
                 refused = error
-                start, _, _ = self._bounds()
+                start = self._bounds()[0]
                 if offset < start:
                     offset = floor = start
                     if start >= self._end:
@@ -285,18 +290,20 @@ class VisibleLog:
                     if offset >= self._end:
                         return _Section(nothing, (), (), self._end, floor)
             if time.monotonic() > deadline:
-                _, readable_end, log_end_offset = self._bounds()
+                _, log_end, high_watermark, readable_end = self._bounds()
                 if readable_end <= offset:
-                    return _Section(nothing, (), (), offset, floor, readable_end, log_end_offset)
+                    # every marker below the log end is replicated, and counts
+                    is_open = high_watermark >= log_end > readable_end
+                    return _Section(nothing, (), (), offset, floor, readable_end, log_end, is_open)
                 if refused is not None:
                     raise refused
 
-    def _bounds(self) -> tuple[int, int, int]:
-        """Return log start, last stable offset and log end."""
-        lookups = [Lookup(EARLIEST), Lookup(LATEST, read_committed=True), Lookup(LATEST, log_end=True)]
+    def _bounds(self) -> list[int]:
+        """Return log start, log end, high watermark and last stable offset, looked up in this order."""
+        lookups = [Lookup(EARLIEST), Lookup(LATEST, log_end=True), Lookup(LATEST), Lookup(LATEST, read_committed=True)]
         offsets = []
         for answers in self._client.look_up_offsets([self._partition], lookups):
             answer = answers[self._partition]
             require(answer.error_code, f"looking up the offsets of {self._partition}")
             offsets.append(answer.offset or 0)
-        return offsets[0], offsets[1], offsets[2]
+        return offsets

@@ -5,7 +5,7 @@ This module runs in workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import LEADER_MOVED
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
@@ -51,10 +51,10 @@ class ForkQuestion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForkWorkUnit:
-    """What one task searches, and how it connects to both clusters; the properties hold references, no secrets."""
+    """What one task searches, and how it connects to both clusters."""
 
-    source_properties: Mapping[str, str]
-    destination_properties: Mapping[str, str]
+    source: ClusterAccess
+    destination: ClusterAccess
     questions: tuple[ForkQuestion, ...]
 
 
@@ -84,13 +84,13 @@ class ForkSearchResult:
 def fork_work_units(
     questions: Sequence[ForkQuestion],
     slots: int,
-    source_properties: Mapping[str, str],
-    destination_properties: Mapping[str, str],
+    source: ClusterAccess,
+    destination: ClusterAccess,
 ) -> list[ForkWorkUnit]:
     """Divide the questions evenly among tasks for `slots`. No log may be in two questions."""
     size = min(_MOST_PER_TASK, max(_LEAST_PER_TASK, -(-len(questions) // max(1, slots))))
     return [
-        ForkWorkUnit(source_properties, destination_properties, tuple(questions[first : first + size]))
+        ForkWorkUnit(source, destination, tuple(questions[first : first + size]))
         for first in range(0, len(questions), size)
     ]
 
@@ -99,12 +99,12 @@ def find_forks(
     runner: Runner,
     name: str,
     questions: Sequence[ForkQuestion],
-    source_properties: Mapping[str, str],
-    destination_properties: Mapping[str, str],
+    source: ClusterAccess,
+    destination: ClusterAccess,
     meter: Meter,
 ) -> Iterator[ForkAnswer]:
     """Search forks in parallel, and yield them as they are found; `meter` counts the questions."""
-    units = fork_work_units(questions, runner.slots, source_properties, destination_properties)
+    units = fork_work_units(questions, runner.slots, source, destination)
     tasks = [Task(unit, len(unit.questions)) for unit in units]
     with closing(runner.run(name, search_work_unit, tasks, meter)) as results:
         for result in results:
@@ -118,8 +118,8 @@ def search_work_unit(unit: ForkWorkUnit, progress: Add = unwatched) -> ForkSearc
     """
     with ExitStack() as stack:
         try:
-            source = stack.enter_context(ClusterClient(client_config(unit.source_properties)))
-            destination = stack.enter_context(ClusterClient(client_config(unit.destination_properties)))
+            source = stack.enter_context(ClusterClient(unit.source.config()))
+            destination = stack.enter_context(ClusterClient(unit.destination.config()))
         except KmirrorError as error:
             return ForkSearchResult(tuple(ForkAnswer(question, None, error) for question in unit.questions), 0)
         return search_forks(source, destination, unit.questions, progress)

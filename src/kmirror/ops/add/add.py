@@ -16,6 +16,7 @@ from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.rights.authorized import missing_rights
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.message_formats import (
     OLD_TOPIC_HINT,
     TOPIC_FORMAT,
@@ -277,11 +278,12 @@ def _compare_adopted(destination: Destination, work: AddWork, bulk: Bulk, watch:
     adopted = [plan for plan in work.plans.values() if plan.action is Action.ADOPT]
     if not adopted:
         return
+    access = ClusterAccess(work.mirror.source, work.mirror.source_cluster_id)
     with (
-        source_client(work.mirror.source, work.mirror.source_cluster_id) as source,
+        source_client(access.properties, access.cluster_id) as source,
         ClusterClient(destination.config) as here,
     ):
-        clusters = Clusters(source, here, work.mirror.source, destination.properties)
+        clusters = Clusters(source, here, access, destination.access)
         found = compare_adopted(clusters, adopted, work.mirror.name, bulk, work.warnings.append, watch)
     for topic, refused in found.refused.items():
         del work.plans[topic]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.commands import on_mirror
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
@@ -37,8 +38,8 @@ class Clusters(NamedTuple):
 
     source: ClusterClient
     destination: ClusterClient
-    source_properties: Mapping[str, str]
-    destination_properties: Mapping[str, str]
+    source_access: ClusterAccess
+    destination_access: ClusterAccess
 
 
 class Adoption(NamedTuple):
@@ -68,7 +69,7 @@ def compare_adopted(
     what = plans[0].topic if len(plans) == 1 else counted(len(plans), "topic")
     try:
         known = PartitionPairs.read(clusters.source, clusters.destination, pairs)
-        planned = known.plan(bulk, clusters.source_properties, clusters.destination_properties)
+        planned = known.plan(bulk, clusters.source_access, clusters.destination_access)
         verdicts = carry_out(bulk, planned, f"comparing {what} with the source", watch)
         starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))
         ends = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), LATEST), log_end=True)

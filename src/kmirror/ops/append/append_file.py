@@ -26,8 +26,6 @@ from kmirror.ops.base.context import Destination, as_kmirror_error, naming_clust
 from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.base.results import VerbResult, exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.show.describe import describe
-from kmirror.settings.patterns import TopicSelector
 from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
@@ -120,11 +118,9 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
         if topic.topic in names and topic.desired is not DesiredState.STOPPED
     }
     for topic_record in mirrored.values():
-        errors = _not_writable(destination, state, topic_record)
+        error = _not_writable(destination, state, topic_record)
         for topic_partition in spans:
-            if topic_partition.topic == topic_record.topic and (
-                error := errors.get(topic_partition.partition, errors.get(None))
-            ):
+            if error is not None and topic_partition.topic == topic_record.topic:
                 refusals.setdefault(topic_partition, error)
     settings = topic_settings(destination.client, names, [_TIMESTAMP_TYPE])
     stamping = {
@@ -147,21 +143,17 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
     return refusals, warnings
 
 
-def _not_writable(destination: Destination, state: State, topic: TopicRecord) -> dict[int | None, KmirrorError]:
-    """Return why partitions of a mirror topic may not be written to now; the key None means all others."""
+def _not_writable(destination: Destination, state: State, topic: TopicRecord) -> KmirrorError | None:
+    """Return why a mirror topic may not be written to now, None if it may."""
     mirror, name = topic.mirror, topic.topic
     pause = f"`{on_topics('pause', mirror, [name])}` first, and `kmirror resume` afterwards"
     state.require_readable(mirror)
     if topic.desired is not DesiredState.PAUSED:
-        return {None: RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)}
-    pausing = [row for row in describe(destination, mirror, TopicSelector((name,))) if row.state not in _RELEASED]
-    if not pausing or await_handover(destination, mirror, [name], _RELEASED, _HANDOVER_S) is not Handover.LATE:
-        return {}
+        return RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)
+    if await_handover(destination, mirror, [name], _RELEASED, _HANDOVER_S) is not Handover.LATE:
+        return None
     hint = "`kmirror describe` shows when it is PAUSED; then run the same command again"
-    return {
-        row.partition: RefusedError(f"{name}-{row.partition} is being paused: an engine may still append to it", hint)
-        for row in pausing
-    }
+    return RefusedError(f"{name} is being paused: an engine may still append to it", hint)
 
 
 def _misplaced(out: AppendPipeline, partition: TopicPartition, span: OffsetSpan) -> KmirrorError | None:

@@ -98,6 +98,8 @@ def _line(text: str) -> Line:
     encoding = found.get("encoding", "text")
     if encoding not in _ENCODINGS:
         raise ValueError(f"encoding is {encoding!r}; it is one of {', '.join(_ENCODINGS)}")
+    # half of a surrogate pair cannot be sent: UnicodeEncodeError is a ValueError
+    found["topic"].encode()
     headers = tuple(_header(one, encoding) for one in _list(found.get("headers", [])))
     key, value = _bytes("key", found["key"], encoding), _bytes("value", found["value"], encoding)
     record = Record(found["offset"], found["timestamp"], key, value, headers)
@@ -113,6 +115,7 @@ def _list(found: Any) -> list[Any]:
 def _header(found: Any, encoding: str) -> tuple[str, bytes | None]:
     if not isinstance(found, dict) or found.keys() != {"key", "value"} or not isinstance(found["key"], str):
         raise ValueError("a header is an object with key, which is text, and value")
+    found["key"].encode(errors="surrogateescape")
     return found["key"], _bytes("a header's value", found["value"], encoding)
 
 

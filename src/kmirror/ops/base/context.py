@@ -18,7 +18,7 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata
-from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.client_config import ClientConfig, ClusterAccess, client_config
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 from kmirror.state.event_records import Event
 from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
@@ -97,6 +97,11 @@ class Destination:
         """Close all connections."""
         self.client.close()
         self.store.close()
+
+    @property
+    def access(self) -> ClusterAccess:
+        """How workers connect to it."""
+        return ClusterAccess(self.properties, self.cluster_id)
 
     def will_change(self, mirror: str) -> None:
         """Take the mirror's lock while the command still reads, and keep it until the end.

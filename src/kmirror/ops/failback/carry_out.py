@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.commands import command_line, option
 from kmirror.errors import ExitCode, Reason, UnreachableError, settled
@@ -158,11 +159,12 @@ def _record_difference(run: FailbackRun, one: TopicComparison) -> None:
 def _differences(run: FailbackRun, topic: TopicComparison) -> dict[int, int]:
     """Compare a topic's partitions in full; return the first difference of each."""
     topic_partitions = [one.topic_partition for one in topic.divergences]
-    with source_client(run.mirror.source, run.mirror.source_cluster_id) as there:
+    access = ClusterAccess(run.mirror.source, run.mirror.source_cluster_id)
+    with source_client(access.properties, access.cluster_id) as there:
         comparison = PartitionPairs.read(
             there, run.destination.client, [(topic_partition, topic_partition) for topic_partition in topic_partitions]
         )
-        plan = comparison.plan(run.bulk, run.mirror.source, run.destination.properties)
+        plan = comparison.plan(run.bulk, access, run.destination.access)
         what = f"searching for all differences of {topic.topic}"
         verdicts = compare_as_planned(run.bulk, plan, what, run.watch)
     found = {topic_partition.partition: verdict.first_difference for topic_partition, verdict in verdicts.items()}

@@ -13,6 +13,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import admin_options
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.message_formats import OLD_TOPIC_HINT, TOPIC_FORMAT, refused_formats
 from kmirror.cluster.topics.topic_settings import topic_settings
@@ -266,7 +267,7 @@ def compare_topics(
         for topic_partition, one in logs.items()
         if topic_partition.partition in pairs[topic_partition.topic][1].partitions
     ]
-    forks = forks_of(destination, primary.properties, both, bulk, watch)
+    forks = forks_of(destination, ClusterAccess(primary.properties, primary.cluster_id), both, bulk, watch)
     counted_records = _count(destination, list(logs.values()), forks, bulk, watch)
     comparisons = []
     for name in topics:
@@ -356,9 +357,9 @@ def bounds_of(
 
 
 def forks_of(
-    destination: Destination, properties: Mapping[str, str], logs: Sequence[Logs], bulk: Bulk, watch: Watch
+    destination: Destination, primary: ClusterAccess, logs: Sequence[Logs], bulk: Bulk, watch: Watch
 ) -> dict[TopicPartition, Fork]:
-    """Find the forks of partitions that both clusters have; `properties` are how to reach the new primary.
+    """Find the forks of partitions that both clusters have.
 
     Raises:
         RefusedError: a log cannot be compared.
@@ -377,7 +378,7 @@ def forks_of(
     runner = bulk.runner(where)
     found = {}
     with Meter(watch, f"searching for the forks {bulk.place(where)}", "partition", len(questions)) as meter:
-        for answer in find_forks(runner, "forks", questions, properties, destination.properties, meter):
+        for answer in find_forks(runner, "forks", questions, primary, destination.access, meter):
             partition = answer.question.destination
             if answer.fork is None:
                 side = "here" if answer.troubled_side == "destination" else "at the new primary"
@@ -410,7 +411,7 @@ def _count(
     # before the meter starts: this may start Spark
     runner = bulk.runner(where)
     with Meter(watch, f"counting the records after the forks {bulk.place(where)}", "offset", offsets) as meter:
-        return count_records(runner, destination.properties, wanted, meter)
+        return count_records(runner, destination.access, wanted, meter)
 
 
 def _divergence(logs: Logs, forks: Mapping[TopicPartition, Fork], counted: RecordCount) -> Divergence:

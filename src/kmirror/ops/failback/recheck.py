@@ -11,6 +11,7 @@ from dataclasses import replace
 from kmirror.cluster.client import LATEST, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.add.archive_admin import is_kept, is_kept_for_now
 from kmirror.ops.base.bulk import Bulk
@@ -90,7 +91,7 @@ def require_copied(
             raise RefusedError(f"{topic} was deleted or recreated at the new primary since it was compared", _AGAIN)
         starts, ends = bounds_of(client, list(then), "at the new primary")
     logs = [replace(one.logs, there_start=starts[p], there_end=ends[p]) for p, one in then.items()]
-    forks = forks_of(destination, mirror.source, logs, bulk, watch)
+    forks = forks_of(destination, ClusterAccess(mirror.source, mirror.source_cluster_id), logs, bulk, watch)
     for partition, one in then.items():
         fork, shared = forks[partition], min(one.shared_end, one.logs.there_end)
         left = min(ends[partition], fork.offset) if fork.contradicts else ends[partition]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
@@ -255,9 +256,8 @@ class RebuildAttempt:
         forks: dict[int, int] = {p: start for p, (start, _) in here.items()}
         name = f"forks of {record.topic}"
         with Meter(unwatched, name) as meter:
-            for answer in find_forks(
-                self.tasks(), name, questions, self.mirror.source, self.destination.properties, meter
-            ):
+            source = ClusterAccess(self.mirror.source, self.mirror.source_cluster_id)
+            for answer in find_forks(self.tasks(), name, questions, source, self.destination.access, meter):
                 if answer.fork is None:
                     raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
                 # records that could not be compared are archived as well

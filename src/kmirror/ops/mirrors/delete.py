@@ -1,5 +1,7 @@
 """`delete`: delete the stored state of a mirror whose topics are stopped or gone. No topic is changed.
 
+The denials on topics that are gone, or were never created, are removed first: no stop has lifted them, and afterwards
+no record of them is left.
 The events stay: from them a mirror that was deleted before (a NOOP) is known from one that never existed.
 """
 
@@ -8,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from kmirror.cluster.rights.acl_commands import AS_ADMIN
+from kmirror.cluster.rights.acl_commands import AS_ADMIN, admin_options
+from kmirror.cluster.rights.acls import NoAuthorizerError, delete_acls
 from kmirror.commands import option
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, own_event, require_mirror
@@ -64,6 +67,8 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         event = own_event(mirror, _VERB, ExitCode.OK.name, details)
         return Changes((), now.keys_of(mirror), (event,))
 
+    with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+        left += _lift_protection(destination, state, mirror)
     if not change(destination, mirror, decide):
         # another operation has deleted it meanwhile
         return delete(destination, mirror)
@@ -126,6 +131,23 @@ def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:
     servers = require_mirror(state, mirror).source.get("bootstrap.servers", "SOURCE")
     lines = unblocking_lines(blocked, (*option("--bootstrap-server", servers), *AS_ADMIN))
     return (f"the source still refuses writes to topics that moved; to let producers write there again:\n{lines}",)
+
+
+def _lift_protection(destination: Destination, state: State, mirror: str) -> tuple[str, ...]:
+    """Remove the denials that no stop has lifted; return a warning about those that kmirror may not remove."""
+    denied = [one for topic in state.topics(mirror) for one in state.rights(mirror, topic.topic).denied]
+    left = []
+    for denial, error in delete_acls(destination.client, denied).items():
+        if error is None or isinstance(error, NoAuthorizerError):
+            continue
+        if error.reason is not Reason.NOT_AUTHORIZED:
+            raise error
+        left.append(denial)
+    if not left:
+        return ()
+    lines = unblocking_lines(left, admin_options(destination.config))
+    why = "the destination still refuses writes to topics that are gone, should they be created again"
+    return (f"{why}; to let producers write to them:\n{lines}",)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 10
 _SOURCE_S = 10.0
+#: Why contents could not be compared now: promote waits, as while a cluster does not answer at all.
+_MAY_PASS = (None, Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
 #: What a stop needs on a topic whose copy is complete.
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
 
@@ -111,8 +113,8 @@ def rights_trouble(destination: Destination, topics: Sequence[str]) -> dict[str,
 
 def verify_trouble(
     destination: Destination, mirror: str, topics: Sequence[str], master: str, watch: Watch
-) -> dict[str, list[TopicResult]]:
-    """Compare contents; return the rows of topics that are not equal.
+) -> tuple[dict[str, list[TopicResult]], dict[str, str]]:
+    """Compare contents; return by topic the rows of those that cannot be promoted, and why others are not compared yet.
 
     Raises RefusedError, UnreachableError: as `verify`.
     """
@@ -121,14 +123,20 @@ def verify_trouble(
 
     request = VerifyRequest(mirror, TopicSelector(tuple(topics)), spark=SparkChoice(master))
     outcome = verify(destination, request, watch)
-    found: dict[str, list[TopicResult]] = {}
-    for row in outcome.rows:
-        if row.result is not Outcome.DONE:
-            hint = f"{on_topics('verify', mirror, [row.topic])} shows the first difference"
-            found.setdefault(row.topic, []).append(
-                TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, row.reason, hint=hint)
-            )
-    return found
+    failed: dict[str, list[TopicResult]] = {}
+    unknown: dict[str, str] = {}
+    for row in (row for row in outcome.rows if row.result is not Outcome.DONE):
+        if not row.different and (row.result is Outcome.TIMED_OUT or row.reason in _MAY_PASS):
+            where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"
+            unknown.setdefault(row.topic, f"contents: {where} {row.message}")
+            continue
+        # what differs is a difference of histories, whatever is known of its cause
+        reason = Reason.OFFSET_MISMATCH if row.different and row.reason not in HISTORY_REASONS else row.reason
+        hint = f"{on_topics('verify', mirror, [row.topic])} shows the first difference"
+        failed.setdefault(row.topic, []).append(
+            TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, reason, hint=hint)
+        )
+    return failed, unknown
 
 
 def missing_beginnings(
@@ -192,9 +200,10 @@ class FinalCheck:
             self.blockers |= settings_trouble(destination, request.mirror, self.ready)
             if request.together:
                 self.blockers |= rights_trouble(destination, self.ready)
-            if request.verify:
-                differing = verify_trouble(destination, request.mirror, self.going, request.master, self.watch)
-                for name, rows in differing.items():
+            if request.verify and (going := self.going):
+                failed, unknown = verify_trouble(destination, request.mirror, going, request.master, self.watch)
+                self.blockers |= unknown
+                for name, rows in failed.items():
                     self.drop(name, rows)
             self._sync_groups()
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.verification import (
@@ -45,20 +46,20 @@ class ComparisonPlan:
 def plan_comparison(
     bulk: Bulk,
     extents: Sequence[Extent],
-    source_properties: Mapping[str, str],
-    destination_properties: Mapping[str, str],
+    source: ClusterAccess,
+    destination: ClusterAccess,
     sample: int | None = None,
 ) -> ComparisonPlan:
     """Decide where to compare these, and in which tasks; with `sample`: head, tail and that many ranges of each."""
-    ends = source_properties, destination_properties
+    clusters = source, destination
     if sample is not None:
         size = sum(sampled_bytes(extent, sample) for extent in extents)
         return ComparisonPlan(
-            bulk.where(size), tuple(sampled_work_units(extents, sample, random.Random(), *ends)), size
+            bulk.where(size), tuple(sampled_work_units(extents, sample, random.Random(), *clusters)), size
         )
     size = sum(extent.estimated_bytes for extent in extents)
     where = bulk.where(size)
-    return ComparisonPlan(where, tuple(work_units(extents, bulk.slots(where), *ends)), size)
+    return ComparisonPlan(where, tuple(work_units(extents, bulk.slots(where), *clusters)), size)
 
 
 class Bounds(NamedTuple):
@@ -120,9 +121,7 @@ class PartitionPairs:
         indivisible = indivisible_topics(source, destination, topics)
         return cls(sources, bounds, partition_sizes(destination, sources), indivisible, unknown)
 
-    def plan(
-        self, bulk: Bulk, source_properties: Mapping[str, str], destination_properties: Mapping[str, str]
-    ) -> ComparisonPlan:
+    def plan(self, bulk: Bulk, source: ClusterAccess, destination: ClusterAccess) -> ComparisonPlan:
         """Plan to compare everything in the destination's logs."""
         extents = [
             Extent(
@@ -136,7 +135,7 @@ class PartitionPairs:
             )
             for here, known in self.bounds.items()
         ]
-        return plan_comparison(bulk, extents, source_properties, destination_properties)
+        return plan_comparison(bulk, extents, source, destination)
 
 
 def carry_out(

@@ -11,7 +11,7 @@ from typing import Any, Self
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
-from kmirror.cluster.security.client_config import ClientConfig, client_config
+from kmirror.cluster.security.client_config import ClientConfig, ClusterAccess, client_config
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.columns import document
 from kmirror.commands import on_mirror, option
@@ -296,11 +296,12 @@ class _Run:
             return rows, self._plan([subject for subject in subjects if subject.has_work])
 
     def _plan(self, subjects: Sequence[Subject]) -> ComparisonPlan:
-        source_properties, destination = self._mirror.source, self._destination
+        mirror, destination = self._mirror, self._destination
+        clusters = ClusterAccess(mirror.source, mirror.source_cluster_id), destination.access
         if not subjects:
-            return plan_comparison(self._bulk, (), source_properties, destination.properties)
+            return plan_comparison(self._bulk, (), *clusters)
         sizes = partition_sizes(destination.client, [TopicPartition(one.topic, one.partition) for one in subjects])
-        with source_client(source_properties) as source:
+        with source_client(mirror.source, mirror.source_cluster_id) as source:
             pairs = dict.fromkeys((self._sources[one.topic], one.topic) for one in subjects)
             indivisible = indivisible_topics(source, destination.client, pairs)
         for one in subjects:
@@ -316,7 +317,7 @@ class _Run:
                 one.destination_start,
             )
         extents, sample = list(self._extents.values()), self._request.sample
-        return plan_comparison(self._bulk, extents, source_properties, destination.properties, sample)
+        return plan_comparison(self._bulk, extents, *clusters, sample)
 
     def size_of(self, piece: Piece) -> int | None:
         """Return about how many bytes a piece has; None if brokers do not report the size of its partition."""
