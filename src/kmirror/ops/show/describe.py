@@ -62,7 +62,7 @@ def describe(
 
 
 def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
-    """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it.
+    """Return what is wrong with each record of a mirror, or of any, that a newer kmirror wrote, and what to do.
 
     Another one if an open transaction hides records, or hid some from what was read before.
     """
@@ -71,7 +71,8 @@ def unreadable_notes(destination: Destination, mirror: str | None = None) -> tup
     unreadable = destination.state(BRIEFLY_S).unreadable(mirror)
     hidden_from, store.hidden_from = store.hidden_from if before is None else before, None
     hidden = () if hidden_from is None else (hidden_note(hidden_from),)
-    return (*hidden, *(unreadable_error(record).message for record in unreadable))
+    errors = map(unreadable_error, unreadable)
+    return (*hidden, *(f"{error.message}; {error.hint}" for error in errors))
 
 
 def topic_notes(destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None) -> list[str]:
