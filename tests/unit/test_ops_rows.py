@@ -273,13 +273,13 @@ OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW 
         pytest.param(
             replace(ENGINE, last_seen_ms=NOW - 90_000),
             Reason.NO_ENGINE,
-            "(h1/app-1 last reported 1m30s ago)",
+            "(h1/app-1 last reported 1m30s ago by this host's clock)",
             id="gone",
         ),
         pytest.param(
             replace(ENGINE, last_seen_ms=NOW - 10_000),
             Reason.ENGINE_SILENT,
-            "h1/app-1 last reported 10s ago; check process 7 on h1, or `kmirror run --mirror m --take-over`",
+            "h1/app-1 last reported 10s ago by this host's clock; check process 7 on h1, or `kmirror run --mirror m",
             id="silent",
         ),
         pytest.param(

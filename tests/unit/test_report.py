@@ -96,8 +96,9 @@ def test_without_an_engine_that_is_said_first_and_lag_is_what_the_clusters_say()
     assert "Nothing is copied now" not in summary_text(facts)
     dead = engine_health(facts.status.health.record, "dr", NOW + 3 * HOUR)
     facts = replace(facts, status=replace(facts.status, health=dead))
-    assert "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago)" in summary_text(
-        facts
+    assert (
+        "Nothing is copied now: no engine copies mirror dr (node-7/app-1 last reported 3h ago by this host's clock)"
+        in summary_text(facts)
     )
 
 

@@ -132,6 +132,8 @@ def read_status(
 
     `mirrors` are read even if they have none of these topics. A source whose topics are all stopped is not.
     """
+    heartbeats = prober.heartbeats
+    heartbeats.take(state, now_ms())
     looked = look_at(prober, state, topics, mirrors)
     found = [
         mirror_status(
@@ -141,7 +143,7 @@ def read_status(
             looked.destination,
             looked.sources.get(name),
             at_ms := now_ms(),
-            health=health_of(state, name, at_ms),
+            health=_health_of(state, name, at_ms, heartbeats.heard_ms(name)),
         )
         for name, (record, owned) in sorted(looked.mirrors.items())
     ]
@@ -183,7 +185,8 @@ def look_at(
     return Looked({name: (record, by_mirror[name]) for name, record in shown.items()}, here, there)
 
 
-def health_of(state: State, mirror: str, at_ms: int) -> EngineHealth:
+def _health_of(state: State, mirror: str, at_ms: int, heard_ms: int | None) -> EngineHealth:
     """Return the health of a mirror's engine; one of this machine is gone if its process is."""
     engine = state.engine(mirror)
-    return engine_health(engine, mirror, at_ms, has_ended=None if engine is None else has_ended(engine))
+    ended = None if engine is None else has_ended(engine)
+    return engine_health(engine, mirror, at_ms, has_ended=ended, heard_ms=heard_ms)

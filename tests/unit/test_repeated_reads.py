@@ -1,4 +1,4 @@
-"""What `serve` says of a cluster while an open transaction hides a part of its stored state."""
+"""What `serve` knows of a cluster by reading its state again and again, also while a transaction hides some of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from types import MappingProxyType
 import pytest
 
 from kmirror.engine.clock import now
+from kmirror.errors import Reason
 from kmirror.state.internal_topics import unfinished
+from kmirror.state.records import EngineRecord, EngineState, MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.web import watched_cluster
 from kmirror.web.offset_looks import OffsetLooks
@@ -58,3 +60,28 @@ def test_a_cluster_with_an_open_transaction_is_read_and_says_since_when_somethin
     watched._turn()
     found = watched.status
     assert (found.error, found.error_since_ms, found.as_of_ms) == (None, None, int(store.waited * 1000))
+
+
+class BeatingStore(HidingStore):
+    """A destination whose engine sends a heartbeat before each read, by a clock that is an hour behind."""
+
+    def read_certain(self, _: object) -> State:
+        """Return the mirror with the last heartbeat."""
+        self.waited += 1.0
+        beat_ms = int(self.waited * 1000) - 3_600_000
+        engine = EngineRecord("m", "l", EngineState.RUNNING, "h", "b", 1, 1, None, "local", 0, beat_ms, 5_000)
+        return State.of([MirrorRecord("m", {}, {}, None, "eve@ops", 0), engine])
+
+
+def test_an_engine_whose_heartbeats_arrive_is_alive_whatever_its_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BeatingStore()
+    monkeypatch.setattr(watched_cluster, "now_ms", lambda: int(store.waited * 1000))
+    monkeypatch.setattr(WatchedCluster, "_open", lambda _: store)
+    monkeypatch.setattr(OffsetLooks, "ask", lambda *_: None)
+    watched, reasons = WatchedCluster("b", lambda: store.properties), []
+    for _ in range(3):
+        watched._turn()
+        (found,) = watched.mirrors(lambda _: True, now())
+        assert found.status is not None
+        reasons.append(found.status.health.reason)
+    assert reasons == [Reason.NO_ENGINE, None, None]
