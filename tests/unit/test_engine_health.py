@@ -25,7 +25,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import Heartbeats, engine_health, no_workers_text
+from kmirror.status.engine_health import HeardEngines, engine_health, no_workers_text
 from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.observed import ClusterSnapshot
 
@@ -68,7 +68,7 @@ def test_a_job_fails_for_as_long_as_an_engine_says_so_and_there_is_something_to_
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, -61_000, -11_000, 3_600_000])
 def test_whoever_sees_heartbeats_arrive_knows_the_engine_alive_whatever_its_clock_says(off_ms: int) -> None:
-    heartbeats = Heartbeats()
+    heartbeats = HeardEngines()
 
     def judged(read_ms: int, beat_ms: int) -> Reason | None:
         """Judge by a heartbeat, with its time by our clock, that is read at this time."""
@@ -89,7 +89,7 @@ def test_whoever_sees_heartbeats_arrive_knows_the_engine_alive_whatever_its_cloc
 
 
 def test_repeated_reads_of_the_status_hear_heartbeats() -> None:
-    prober: Any = SimpleNamespace(heartbeats=Heartbeats(), read=lambda *_: (ClusterSnapshot(0), {}))
+    prober: Any = SimpleNamespace(heard=HeardEngines(), read=lambda *_: (ClusterSnapshot(0), {}))
     reasons = []
     for beat_ms in (1_000, 2_000, 2_000):
         state = State.of([MIRROR, replace(ENGINE, last_seen_ms=beat_ms)])

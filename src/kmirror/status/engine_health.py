@@ -3,7 +3,7 @@
 The engine itself judges its lanes and its source (`engine/status/health.py`), and records that with each heartbeat;
 here only the record's age is judged. Ages compare the clocks of two machines: if the engine's clock is ahead, its
 record may be of any age, so the engine counts as silent. Whoever reads again and again sees heartbeats arrive, whatever
-the engine's clock says (`Heartbeats`).
+the engine's clock says (`HeardEngines`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | N
     return engine
 
 
-class Heartbeats:
+class HeardEngines:
     """Know, for a reader of the stored state, when engines were alive by its own clock."""
 
     def __init__(self) -> None:
@@ -97,12 +97,13 @@ class Heartbeats:
 
     def take(self, state: State, now_ms: int) -> None:
         """Take what was read now."""
-        before, self._read = self._read, {}
+        read = {}
         for mirror in state.mirrors:
             if (engine := state.engine(mirror.name)) is not None:
                 beat = engine.lease_id, engine.last_seen_ms
-                known, read_ms, heard_ms = before.get(mirror.name, (beat, now_ms, None))
-                self._read[mirror.name] = beat, now_ms, heard_ms if known == beat else read_ms
+                known, read_ms, heard_ms = self._read.get(mirror.name, (beat, now_ms, None))
+                read[mirror.name] = beat, now_ms, heard_ms if known == beat else read_ms
+        self._read = read  # at once: other threads ask
 
     def heard_ms(self, mirror: str) -> int | None:
         """Return when a mirror's engine was alive, as it has sent a heartbeat since; None if that is unknown."""
@@ -120,7 +121,7 @@ def engine_health(
 ) -> EngineHealth:
     """Judge an engine by its last record.
 
-    `has_ended`: whether its process is gone, None if unknown; `heard_ms`: as in `Heartbeats`, None if unknown.
+    `has_ended`: whether its process is gone, None if unknown; `heard_ms`: as in `HeardEngines`, None if unknown.
     """
     if record is None:
         return EngineHealth(mirror, None, None, Reason.NO_ENGINE)

@@ -40,7 +40,7 @@ class _Derived:
 class MirrorCache:
     """Derive the mirrors of a cluster; for one thread at a time.
 
-    `heard_of` returns when a mirror's engine was alive, as `Heartbeats` does.
+    `heard_of` returns when a mirror's engine was alive, as `HeardEngines` does.
     """
 
     def __init__(self, cluster: str, heard_of: Callable[[str], int | None] = lambda _: None) -> None:

@@ -19,7 +19,7 @@ from kmirror.ops.base.retrying import is_transient
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.waiting import Deadline
-from kmirror.status.engine_health import Heartbeats
+from kmirror.status.engine_health import HeardEngines
 from kmirror.web.mirror_cache import LONGEST_PAUSE_SECONDS, SHARE, MirrorCache
 from kmirror.web.offset_looks import WANTED_SECONDS, OffsetLooks
 from kmirror.web.recent import Events, RecentEvents
@@ -84,8 +84,8 @@ class WatchedCluster:
         self._doubt: tuple[str, int] | None = None
         self._destination: Destination | None = None
         self._looks = OffsetLooks(self._open)
-        self._heartbeats = Heartbeats()
-        self._cache = MirrorCache(name, self._heartbeats.heard_ms)
+        self._heard = HeardEngines()
+        self._cache = MirrorCache(name, self._heard.heard_ms)
         #: When someone last asked for what lanes report: it costs more than all else; set when it has been read since;
         #: set to read at once.
         self._asked_at = -WANTED_SECONDS
@@ -221,7 +221,7 @@ class WatchedCluster:
                 time_ms = self._doubt[1]
             self._doubt = _text_of(doubt), time_ms
         self._read, self._error = _Read(state, time_ms, sent_at), None
-        self._heartbeats.take(state, now_ms())
+        self._heard.take(state, now_ms())
         self._looks.ask(state)
         if wants_reports:
             pause = (time.thread_time() - used) / SHARE

@@ -132,8 +132,8 @@ def read_status(
 
     `mirrors` are read even if they have none of these topics. A source whose topics are all stopped is not.
     """
-    heartbeats = prober.heartbeats
-    heartbeats.take(state, now_ms())
+    heard = prober.heard
+    heard.take(state, now_ms())
     looked = look_at(prober, state, topics, mirrors)
     found = [
         mirror_status(
@@ -143,7 +143,7 @@ def read_status(
             looked.destination,
             looked.sources.get(name),
             at_ms := now_ms(),
-            health=_health_of(state, name, at_ms, heartbeats.heard_ms(name)),
+            health=_health_of(state, name, at_ms, heard.heard_ms(name)),
         )
         for name, (record, owned) in sorted(looked.mirrors.items())
     ]
