@@ -67,7 +67,7 @@ def test_a_job_fails_for_as_long_as_an_engine_says_so_and_there_is_something_to_
 
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, -61_000, -11_000, 3_600_000])
-def test_whoever_sees_heartbeats_arrive_knows_the_engine_alive_whatever_its_clock_says(off_ms: int) -> None:
+def test_a_reader_that_sees_heartbeats_arrive_knows_the_engine_alive_whatever_its_clock_says(off_ms: int) -> None:
     heartbeats = HeardEngines()
 
     def judged(read_ms: int, beat_ms: int) -> Reason | None:
