@@ -2,8 +2,8 @@
 
 The engine itself judges its lanes and its source (`engine/status/health.py`), and records that with each heartbeat;
 here only the record's age is judged. Ages compare the clocks of two machines: if the engine's clock is ahead, its
-record may be of any age, so the engine counts as silent. A reader that reads repeatedly sees heartbeats arrive, whatever
-the engine's clock says (`HeardEngines`).
+record may be of any age, so the engine counts as silent. A reader that reads repeatedly sees heartbeats
+arrive, whatever the engine's clock says (`HeardEngines`).
 """
 
 from __future__ import annotations
