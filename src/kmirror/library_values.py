@@ -51,8 +51,7 @@ def readable(rows: tuple[R, ...], unreadable: Sequence[str]) -> tuple[R, ...]:
     if not unreadable:
         return rows
     message = f"the result is incomplete: {unreadable[0]}"
-    hint = "use the kmirror version that wrote it, or a newer one"
-    raise error_of(ErrorInfo(ExitCode.PARTLY_DONE, message, hint, Reason.STATE_UNREADABLE), rows)
+    raise error_of(ErrorInfo(ExitCode.PARTLY_DONE, message, reason=Reason.STATE_UNREADABLE), rows)
 
 
 def properties_of(given: Properties) -> dict[str, str]:

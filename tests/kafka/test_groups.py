@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -32,11 +33,13 @@ from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync
 from kmirror.ops.groups.at_stop import clamp_groups
+from kmirror.ops.groups.group_facts import SourceGroups
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.run.last_group_sync import SyncedGroups, last_group_sync
 from kmirror.ops.run.run import run
+from kmirror.ops.show import describe_groups as group_rows
 from kmirror.ops.show.describe_groups import describe_groups
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.failover import failover
@@ -205,6 +208,25 @@ def test_never_after_the_stop(scene: GroupScene) -> None:
     assert (scene.here(), final_sync(scene.destination, scene.mirror, [scene.topic])) == (40, ())
     (row,) = describe_groups(scene.destination, scene.mirror)
     assert (row.destination_offset, row.last_synced_offset, row.reason) == (40, 40, GroupReason.STOPPED)
+
+
+def test_slow_sources_of_several_mirrors_are_asked_together(
+    make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other they shared three seconds: the last ones counted as unreachable."""
+    scenes = [make_scene() for _ in range(3)]
+    for scene in scenes:
+        scene.at_source(40)
+        scene.sync()
+    read_source_groups = group_look.read_source_groups
+
+    def slow(*given: Any) -> SourceGroups:
+        time.sleep(1.1)
+        return read_source_groups(*given)
+
+    monkeypatch.setattr(group_rows, "read_source_groups", slow)
+    rows = {row.mirror: row for row in describe_groups(scenes[0].destination)}
+    assert [(rows[one.mirror].source_offset, rows[one.mirror].reason) for one in scenes] == [(40, None)] * 3
 
 
 def test_stopped_while_a_sync_is_under_way(scene: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,17 @@ from confluent_kafka import Producer
 from kmirror.cluster.writing.transactional_writer import TransactionalWriter
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.describe import unreadable_notes
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.waiting import BRIEFLY_S
+from kmirror.web.watch_service import WatchService
+from kmirror.web.watched_cluster import WatchedCluster
 from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.engine import typed
 from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.waiting import wait_until
 
 #: Longer than a read that does not wait for transactions.
 HIDDEN_S = 4.0
@@ -77,8 +82,29 @@ def test_what_may_be_hidden_is_said(
     with Destination.open(properties_of(cluster_pair.destination)) as other:
         (note,) = unreadable_notes(other)
         assert note.startswith("__kmirror_state has an unfinished transaction at offset ")
+        printed = typed(cluster_pair.destination, "list")
+        assert (printed.returncode, f"warning: {note}" in printed.stderr) == (4, True)
+        assert "version" not in printed.stderr
         other.state(BRIEFLY_S)
         producer.abort_transaction(30)
         assert unreadable_notes(other) == (note,)  # what was read before lacks it
         assert unreadable_notes(other) == ()
         assert mirror in [row.mirror for row in list_mirrors(other)]
+
+
+def test_a_watched_cluster_says_that_something_is_hidden(
+    cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mirrors' engines seem silent meanwhile."""
+    watched = WatchedCluster("dr", lambda: properties_of(cluster_pair.destination))
+    service = WatchService([watched], ChargeKeeper(["dr"]))
+    with service.watching():
+        wait_until(lambda: watched.status.as_of_ms is not None and watched.status.error is None)
+        with hiding_commits(config, monkeypatch) as producer:
+            new_mirror(destination, cluster_pair.source)
+        wait_until(lambda: "has an unfinished transaction at offset" in str(watched.status.error))
+        hidden_since_ms = watched.status.error_since_ms
+        assert watched.status.as_of_ms == hidden_since_ms
+        producer.abort_transaction(30)
+        wait_until(lambda: watched.status.error is None)
+        assert (watched.status.as_of_ms or 0) > (hidden_since_ms or 0)

@@ -44,7 +44,7 @@ EXPECTED: Mapping[str, Shown] = {
     "well": ("ACTIVE", None, 0),
     "deleted": ("FAILED", "DESTINATION_TOPIC_DELETED", 5),
     "recreated": ("FAILED", "DESTINATION_TOPIC_DELETED", 6),
-    "written": ("FAILED", "DESTINATION_WRITTEN", 0),
+    "written": ("FAILED", "DESTINATION_WRITTEN", None),
     "forbidden": ("FAILED", "NOT_AUTHORIZED", 1),
     "vanished": ("FAILED", "SOURCE_TOPIC_DELETED", None),
 }

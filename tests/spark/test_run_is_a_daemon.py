@@ -35,10 +35,17 @@ def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, cod
     assert "cannot connect to" in ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_waiting_ends_on_request(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "arguments", "code"),
+    [
+        (signal.SIGINT, [], 0),
+        (signal.SIGTERM, [], 0),
+        (signal.SIGTERM, ["--until-caught-up", "--timeout", "1h"], 5),
+    ],
+)
+def test_waiting_ends_on_request(number: signal.Signals, arguments: list[str], code: int) -> None:
     started = subprocess.Popen(
-        command(NOBODY, "run", "--mirror", "m", with_spark=False),
+        command(NOBODY, "run", "--mirror", "m", *arguments, with_spark=False),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +55,7 @@ def test_waiting_ends_on_request(number: signal.Signals) -> None:
         assert any(", retrying: " in line for line in engine.stdout)
         engine.send_signal(number)
         out, err = printed(engine)
-    assert engine.returncode == 0, err
+    assert engine.returncode == code, err
     assert "caught up" not in out
 
 

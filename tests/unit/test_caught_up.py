@@ -107,3 +107,21 @@ def test_what_falls_back_while_the_run_ends_is_not_done(end: int | None, missing
     assert [row.result for row in done.results] == [Outcome.TIMED_OUT]
     assert done.results[0].message == f"t-0 has not caught up in time: {missing}"
     assert done.exit_code == ExitCode.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("until_caught_up", "end", "result", "code"),
+    [
+        (True, 4, Outcome.TIMED_OUT, ExitCode.TIMED_OUT),
+        (True, 10, Outcome.DONE, ExitCode.OK),
+        (False, 4, Outcome.DONE, ExitCode.OK),
+    ],
+)
+def test_a_run_that_is_stopped_before_it_has_caught_up_is_not_done(
+    until_caught_up: bool, end: int, result: Outcome, code: ExitCode
+) -> None:
+    engines = cast(Engines, SimpleNamespace(last=[cast(MirrorEngine, CopyingEngine("m", end=end))]))
+    done = outcome(RunRequest(("m",), until_caught_up=until_caught_up), engines, Ending.STOPPED, {})
+    assert ([row.result for row in done.results], done.exit_code) == ([result], code)
+    if code is not ExitCode.OK:
+        assert done.results[0].message == "t-0 has not caught up before the run was stopped: 6 records are missing"

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.health import MirrorHealth
 from kmirror.errors import Reason
+from kmirror.ops.show.describe import read_status
 from kmirror.state.engine_findings import JobFailure
 from kmirror.state.records import (
     DesiredState,
     EngineRecord,
     EngineState,
+    MirrorRecord,
     PartitionState,
     ProgressRecord,
     ProgressRow,
@@ -19,10 +25,12 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import no_workers_text
+from kmirror.status.engine_health import HeardEngines, engine_health, no_workers_text
 from kmirror.status.lasting_troubles import failing_job_notes
+from kmirror.status.observed import ClusterSnapshot
 
 P0 = TopicPartition("t", 0)
+MIRROR = MirrorRecord("m", {}, {}, None, "eve@ops", 0)
 ROW = ProgressRow("t", 0, 120, 120, 0, 100, None, PartitionState.MIRRORING)
 
 
@@ -56,6 +64,38 @@ def test_a_job_fails_for_as_long_as_an_engine_says_so_and_there_is_something_to_
     assert failing(ENGINE, now_ms=200_000) == []
     assert failing(replace(ENGINE, state=EngineState.RELEASED)) == []
     assert failing(replace(ENGINE, source_reason=Reason.SOURCE_UNREACHABLE)) == []
+
+
+@pytest.mark.parametrize("off_ms", [-3_600_000, -61_000, -11_000, 3_600_000])
+def test_a_reader_that_sees_heartbeats_arrive_knows_the_engine_alive_whatever_its_clock_says(off_ms: int) -> None:
+    heartbeats = HeardEngines()
+
+    def judged(read_ms: int, beat_ms: int) -> Reason | None:
+        """Judge by a heartbeat, with its time by our clock, that is read at this time."""
+        engine = replace(ENGINE, last_seen_ms=beat_ms + off_ms)
+        heartbeats.take(State.of([MIRROR, engine]), read_ms)
+        return engine_health(engine, "m", read_ms, heard_ms=heartbeats.heard_ms("m")).reason
+
+    assert judged(10_000_000, 9_999_500) is not None, "it may be of any time"
+    assert judged(10_002_000, 10_001_500) is None
+    assert judged(10_009_000, 10_001_500) is None
+    assert judged(10_012_000, 10_001_500) is Reason.ENGINE_SILENT
+    assert judged(10_062_000, 10_001_500) is Reason.NO_ENGINE
+    # it is as old as the last read may be, until there is a newer one
+    assert judged(10_300_000, 10_100_000) is not None
+    assert judged(10_301_000, 10_300_500) is None
+    heartbeats.take(State.of([MIRROR]), 10_302_000)
+    assert heartbeats.heard_ms("m") is None
+
+
+def test_repeated_reads_of_the_status_hear_heartbeats() -> None:
+    prober: Any = SimpleNamespace(heard=HeardEngines(), read=lambda *_: (ClusterSnapshot(0), {}))
+    reasons = []
+    for beat_ms in (1_000, 2_000, 2_000):
+        state = State.of([MIRROR, replace(ENGINE, last_seen_ms=beat_ms)])
+        (found,), _ = read_status(prober, state, (), [MIRROR])
+        reasons.append(found.health.reason)
+    assert reasons == [Reason.NO_ENGINE, None, None]
 
 
 def test_a_lag_is_known_for_as_long_as_the_source_has_answered_lately() -> None:

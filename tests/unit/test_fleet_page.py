@@ -69,9 +69,9 @@ def test_a_mirror_is_a_row_of_words(js: Script) -> None:
         ({"asOf": None}, "Nothing is known of it."),
         ({"asOf": NOW - 60_000}, "What is shown of its 1 mirror is of 03:05 UTC."),
         ({"asOf": NOW - 60_000, "name": "another"}, ""),
-        ({"errorSince": NOW - 65_000, "asOf": None}, "sydney has not answered since 03:04 UTC (1m5s): <refused>."),
+        ({"errorSince": NOW - 65_000, "asOf": None}, "sydney cannot be read since 03:04 UTC (1m5s): <refused>."),
         ({"errorSince": NOW - 172_800_000}, "since Dec 31 03:06 UTC (2d)"),
-        ({"errorSince": None}, "sydney does not answer: <refused>."),
+        ({"errorSince": None}, "sydney cannot be read: <refused>."),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_reported_in_words(js: Script, changes: dict[str, Any], words: str) -> None:
@@ -172,7 +172,7 @@ def test_the_fleet_leads_to_a_mirror_and_its_topics_and_back() -> None:
     page = FleetPage()
     assert set(page.asked) == {"fleet.json", "history.json", "in-charge.json"}
     assert page.shows("fleet-rows").count("<tr class=") == 8
-    assert page.shows("notices").count("<strong>sydney</strong> has not answered") == 1
+    assert page.shows("notices").count("<strong>sydney</strong> cannot be read") == 1
     assert page.shows("alarm", "hidden") is True
     assert page.script.run("document.title") == "⚠ 2 not copied - kmirror"
 

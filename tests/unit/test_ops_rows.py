@@ -10,7 +10,8 @@ import pytest
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
-from kmirror.errors import KmirrorError, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.ops.base.results import exit_code_of
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.show.wait import Condition, judge
 from kmirror.state.record_kinds import Record
@@ -34,6 +35,7 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import State
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.mirror_status import MIRRORS
+from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.observed import ClusterSnapshot
 from kmirror.status.partition_row import PARTITIONS, PartitionRow
 from kmirror.status.topic_state import TopicState
@@ -271,13 +273,13 @@ OTHER_LANE = replace(ENGINE, lanes={1: Incarnation(1, 0)}, silent_lanes={1: NOW 
         pytest.param(
             replace(ENGINE, last_seen_ms=NOW - 90_000),
             Reason.NO_ENGINE,
-            "(h1/app-1 last reported 1m30s ago)",
+            "(h1/app-1 last reported 1m30s ago by this host's clock)",
             id="gone",
         ),
         pytest.param(
             replace(ENGINE, last_seen_ms=NOW - 10_000),
             Reason.ENGINE_SILENT,
-            "h1/app-1 last reported 10s ago; check process 7 on h1, or `kmirror run --mirror m --take-over`",
+            "h1/app-1 last reported 10s ago by this host's clock; check process 7 on h1, or `kmirror run --mirror m",
             id="silent",
         ),
         pytest.param(
@@ -477,6 +479,29 @@ def test_trouble_with_one_source_topic_is_a_reason_before_it_is_a_failure(
 
 def test_a_copy_that_has_passed_what_was_seen_of_the_source_lags_by_nothing() -> None:
     assert row(ENGINE, progress(), here=replace(HERE, high_watermark={P0: 101})).lag == 0
+
+
+@pytest.mark.parametrize("reason", [Reason.SOURCE_DIVERGED, Reason.SOURCE_TOPIC_RECREATED, Reason.PARTITIONS_DECREASED])
+def test_a_copy_with_another_history_lags_by_an_unknown_number_and_misses_its_objective(reason: Reason) -> None:
+    """Such a copy lagged by 0, and so was within its objective, while new records of the source were not copied."""
+    failed = progress(PartitionState.FAILED, reason=reason, retry_attempt=1)
+    (reported,) = failed.rows
+    level = replace(failed, rows=(reported._replace(source_offset=90, destination_offset=100),))
+    longer = replace(HERE, high_watermark={P0: 101})
+    mirror = replace(MIRROR, settings={"objective.rpo": ".*=10m"})
+
+    def found(there: ClusterSnapshot, here: ClusterSnapshot = longer) -> PartitionRow:
+        (one,) = status_of(State.of([mirror, TOPIC, ENGINE, level]), mirror, [TOPIC], here, there, NOW).partitions
+        return one
+
+    for there in (THERE, SILENT):
+        assert (found(there).lag, found(there).last_known_lag, found(there).time_lag_ms) == (None, None, None)
+        assert found(there).objective_state is ObjectiveState.UNKNOWN
+        (judged,) = judge(Condition.OBJECTIVE, [found(there)], {})
+        assert (judged.result, exit_code_of([judged])) == (Outcome.FAILED, ExitCode.HISTORIES_DIFFER)
+    # once the source is longer, so much is missing at least, since the last record that was copied
+    behind = found(THERE, HERE)
+    assert (behind.lag, behind.time_lag_ms) == (10, NOW - (reported.last_timestamp_ms or 0))
 
 
 def test_partitions_above_the_recorded_count_are_shown_if_anything_is_known_of_them() -> None:

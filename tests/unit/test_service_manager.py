@@ -16,6 +16,7 @@ import pytest
 
 from kmirror.cli.commands.copying import ServiceManager
 from kmirror.cli.commands.serve_command import serve_verb
+from kmirror.engine.driver.driver import view_pause
 from kmirror_rehearse.cli.rehearse_command import rehearse_verb
 from tests.support.forked import run
 from tests.support.waiting import PATIENCE_S
@@ -80,6 +81,9 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     service = unit["Service"]
     assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2 3")
     assert int(service["WatchdogSec"]) >= 60, "the driver loops about once a second, and may wait for a heartbeat"
+    # however much there is to show, the engine reports that it is alive in time
+    pauses = [view_pause(work) for work in (0.0, 0.001, 0.005, 0.01, 0.1, 60.0)]
+    assert pauses == [1.0, 1.0, 2.0, 3.0, 12.5, int(service["WatchdogSec"]) / 3]
     verb = service["ExecStart"].split()[1:]
     assert verb == ["run", "--mirror", "%i", "--standby"]
     assert service["ExecReload"].endswith(f"kill -{signal.SIGHUP.name.removeprefix('SIG')} $MAINPID")

@@ -14,7 +14,7 @@ import click
 
 from kmirror.errors import KmirrorError, OutcomeUnknown, UsageError
 
-#: Exit code after Ctrl-C, as in shells: 128 + SIGINT. `run` and `events --follow` exit with 0 instead.
+#: Exit code after Ctrl-C, as in shells: 128 + SIGINT. `run` and `events --follow` answer it themselves.
 INTERRUPTED = 130
 
 

@@ -89,17 +89,23 @@ def all_lost(*, is_missing: bool) -> StateLostError:
     )
 
 
+_UNFINISHED_HINT = (
+    "try again: brokers abort a killed process's transaction after some seconds; for one that stays open for minutes "
+    "use kafka-transactions.sh (find-hanging, abort)"
+)
+
+
 def hidden_note(offset: int) -> str:
     """Return the sentence for readers of what was stored before this offset only."""
-    return f"__kmirror_state has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
+    what = f"__kmirror_state has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
+    return f"{what}; {_UNFINISHED_HINT}"
 
 
 def unfinished(offset: int, seconds: float) -> TimedOutError:
     """Return the error for a transaction that hides what follows this offset, and did not end in this time."""
     return TimedOutError(
         f"__kmirror_state has an unfinished transaction at offset {offset}, and it did not end within {seconds:g} s",
-        "try again: brokers abort a killed process's transaction after some seconds; for one that stays open for "
-        "minutes use kafka-transactions.sh (find-hanging, abort)",
+        _UNFINISHED_HINT,
     )
 
 

@@ -2,7 +2,8 @@
 
 The engine itself judges its lanes and its source (`engine/status/health.py`), and records that with each heartbeat;
 here only the record's age is judged. Ages compare the clocks of two machines: if the engine's clock is ahead, its
-record may be of any age, so the engine counts as silent.
+record may be of any age, so the engine counts as silent. A reader that reads repeatedly sees heartbeats
+arrive, whatever the engine's clock says (`HeardEngines`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class EngineHealth:
 
     def _when(self) -> str:
         if self.age_ms is not None:
-            return f"{format_duration(self.age_ms // 1000 * 1000)} ago"
+            return f"{format_duration(self.age_ms // 1000 * 1000)} ago by this host's clock"
         return f"at {at_time(self.last_seen_ms)}" if self.last_seen_ms is not None else "at an unknown time"
 
 
@@ -87,13 +88,46 @@ def engine_in_charge(state: State, mirror: str, now_ms: int) -> EngineRecord | N
     return engine
 
 
+class HeardEngines:
+    """Know, for a reader of the stored state, when engines were alive by its own clock."""
+
+    def __init__(self) -> None:
+        #: By mirror: the last heartbeat, when it was last read, and when the one before it was.
+        self._read: dict[str, tuple[tuple[str, int], int, int | None]] = {}
+
+    def take(self, state: State, now_ms: int) -> None:
+        """Take what was read now."""
+        read = {}
+        for mirror in state.mirrors:
+            if (engine := state.engine(mirror.name)) is not None:
+                beat = engine.lease_id, engine.last_seen_ms
+                known, read_ms, heard_ms = self._read.get(mirror.name, (beat, now_ms, None))
+                read[mirror.name] = beat, now_ms, heard_ms if known == beat else read_ms
+        self._read = read  # at once: other threads ask
+
+    def heard_ms(self, mirror: str) -> int | None:
+        """Return when a mirror's engine was alive, as it has sent a heartbeat since; None if that is unknown."""
+        known = self._read.get(mirror)
+        return None if known is None else known[2]
+
+
 def engine_health(
-    record: EngineRecord | None, mirror: str, now_ms: int, *, has_ended: bool | None = None
+    record: EngineRecord | None,
+    mirror: str,
+    now_ms: int,
+    *,
+    has_ended: bool | None = None,
+    heard_ms: int | None = None,
 ) -> EngineHealth:
-    """Judge an engine by its last record; `has_ended`: whether its process is gone, None if unknown."""
+    """Judge an engine by its last record.
+
+    `has_ended`: whether its process is gone, None if unknown; `heard_ms`: as in `HeardEngines`, None if unknown.
+    """
     if record is None:
         return EngineHealth(mirror, None, None, Reason.NO_ENGINE)
     ahead_ms = record.last_seen_ms - now_ms
+    if heard_ms is not None and (ahead_ms > ENGINE_SILENCE_MS or heard_ms > record.last_seen_ms):
+        ahead_ms = heard_ms - now_ms
     age_ms = None if ahead_ms > ENGINE_SILENCE_MS else max(0, -ahead_ms)
     reason = None
     if record.state is EngineState.RELEASED or has_ended or (has_ended is None and (age_ms or 0) >= ENGINE_GONE_MS):

@@ -11,7 +11,7 @@ from itertools import chain
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
-from kmirror.errors import KmirrorError
+from kmirror.errors import HISTORY_REASONS, KmirrorError
 from kmirror.state.records import ProgressRecord, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State, rows_of
 
@@ -79,6 +79,8 @@ class Report:
     def caught_up_ms(self) -> int | None:
         """When the destination last had all that the source has; None: never seen."""
         source_offset, destination_offset = self.row.source_offset, self.row.destination_offset
+        if self.row.reason in HISTORY_REASONS:
+            return self.row.caught_up_ms  # a copy may be long enough by records that are not the source's
         if source_offset is not None and destination_offset is not None and destination_offset >= source_offset:
             return self.as_of_ms
         return self.row.caught_up_ms

@@ -113,7 +113,10 @@ class PartitionRow:
         ),
     )
     lag: int | None = shown(
-        COUNT.null_when("the source does not answer now, or the partition is STOPPED"),
+        COUNT.null_when(
+            "the source does not answer now, the partition is STOPPED, or the histories differ and the destination is"
+            " not shorter"
+        ),
         "offsets that the destination is behind: sourceOffset - destinationOffset; of a partition that the"
         " destination lacks its whole log, sourceOffset - sourceLogStart",
         "LAG",
@@ -156,7 +159,9 @@ class PartitionRow:
             f"{PER_PARTITION}; while it is unknown; if STOPPED",
         ),
     )
-    last_known_lag: int | None = shown(COUNT.null_when("never known"), "the lag, or its last known value")
+    last_known_lag: int | None = shown(
+        COUNT.null_when("never known, or the histories differ"), "the lag, or its last known value"
+    )
     source_log_start: int | None = shown(OFFSET.null_when(_UNSEEN), "the source's log start")
     destination_log_start: int | None = shown(
         OFFSET.null_when("the partition's leader does not answer, or the topic is gone"), "the destination's log start"

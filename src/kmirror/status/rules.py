@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import LINK_REFUSED, NOT_COPYING, RESET_REASONS, Reason
+from kmirror.errors import HISTORY_REASONS, LINK_REFUSED, NOT_COPYING, RESET_REASONS, Reason
 from kmirror.settings.objectives import Objectives
 from kmirror.state.records import (
     PENDING_ADD,
@@ -358,6 +358,10 @@ def _row(
         starts_there = log_start if log_start is not None or report is None else report.row.source_log_start
         copied = (starts_there or 0) if is_lacking else destination_offset
         lag = _difference(source_offset, copied)
+    last_known_lag = lag if lag is not None else _reported_lag(report)
+    if status.reason in HISTORY_REASONS and not is_extra and topic.rebuild is None:
+        # what makes the copy long enough need not be the source's
+        lag, last_known_lag = lag or None, last_known_lag or None
     starts_here = None if gone else destination.log_start_offset.get(here)
     kept = kept_offsets(log_start, starts_here, destination_offset)
     current = report.row if report and is_reported(health, report.record) else None
@@ -377,7 +381,7 @@ def _row(
         reason=status.reason,
         state_time_ms=status.since_ms,
         time_lag_ms=report.time_lag(lag, now_ms) if report else time_lag(lag, None, None, now_ms, now_ms),
-        last_known_lag=lag if lag is not None else _reported_lag(report),
+        last_known_lag=last_known_lag,
         source_log_start=log_start,
         destination_log_start=starts_here,
         source_high_watermark=high_watermark,

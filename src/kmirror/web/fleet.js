@@ -8,7 +8,7 @@ function clusterNotices(clusters, mirrors, nowMs) {
     const count = (mirrors || []).filter(row => row.cluster === one.name).length;
     const since = (one.errorSince ?? null) === null ? "" : ` since ${moment(one.errorSince, nowMs)} (${duration(Math.max(0, nowMs - one.errorSince))})`;
     const known = (one.asOf ?? null) === null ? "Nothing is known of it." : count ? `What is shown of its ${counted(count, "mirror")} is of ${moment(one.asOf, nowMs)}.` : "";
-    return `<p class="alarm"><strong>${escaped(one.name)}</strong> ${one.errorSince ? "has not answered" : "does not answer"}${since}: ${prose(one.error)}. ${known}</p>`;
+    return `<p class="alarm"><strong>${escaped(one.name)}</strong> cannot be read${since}: ${prose(one.error)}. ${known}</p>`;
   }).join("");
 }
 

@@ -7,8 +7,6 @@ nothing else, and may ask no one.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -23,6 +21,7 @@ from kmirror.status.objective import BREACHES
 from kmirror.status.partition_row import PARTITIONS, RATE
 from kmirror.status.topic_state import TopicState
 from kmirror.status.topic_status import TOPICS_ON_PAGE
+from kmirror.web.plain_page import policy_hash
 from kmirror.words import json_text, visible_lines
 
 #: The order in which topics are shown: those that need attention first.
@@ -162,12 +161,8 @@ def kind_of(column: Column[Any]) -> str:
 
 
 def _policy() -> str:
-    hashes = f"script-src {_hash(script())}; style-src {_hash(_part('style.css'))}"
+    hashes = f"script-src {policy_hash(script())}; style-src {policy_hash(_part('style.css'))}"
     return f"default-src 'none'; {hashes}; img-src data:; base-uri 'none'; form-action 'none'"
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _part(name: str) -> str:

@@ -38,10 +38,13 @@ class _Derived:
 
 
 class MirrorCache:
-    """Derive the mirrors of a cluster; for one thread at a time."""
+    """Derive the mirrors of a cluster; for one thread at a time.
 
-    def __init__(self, cluster: str) -> None:
-        self._cluster = cluster
+    `heard_of` returns when a mirror's engine was alive, as `HeardEngines` does.
+    """
+
+    def __init__(self, cluster: str, heard_of: Callable[[str], int | None] = lambda _: None) -> None:
+        self._cluster, self._heard_of = cluster, heard_of
         self._derived: dict[str, _Derived] = {}
         self._not_before = 0.0
 
@@ -86,7 +89,9 @@ class MirrorCache:
     ) -> _Derived:
         engine = state.engine(record.name)
         ended = None if engine is None else has_ended(engine)
-        health, is_here = engine_health(engine, record.name, time_ms, has_ended=ended), ended is False
+        heard_ms = self._heard_of(record.name)
+        health = engine_health(engine, record.name, time_ms, has_ended=ended, heard_ms=heard_ms)
+        is_here = ended is False
         topics, promote = state.topics(record.name), state.workflow(record.name, PROMOTE)
         stored: tuple[object, ...] = (
             record,

@@ -17,8 +17,7 @@ _MOST_ROWS = 500
 def plain_page(title: str, command: str, intro: str, parts: Iterable[str], note: str) -> str:
     """Return a page; `parts` are its sections as HTML, the rest is text. `command` made it."""
     style = files("kmirror.web").joinpath("style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src {policy_hash(style)}; base-uri 'none'; form-action 'none'"
     return "".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
@@ -31,6 +30,11 @@ def plain_page(title: str, command: str, intro: str, parts: Iterable[str], note:
             f"</main>\n<footer><p>{text(note)}</p></footer>\n</body>\n</html>\n",
         )
     )
+
+
+def policy_hash(part: str) -> str:
+    """Return the hash by which a page's policy names a script or a style sheet."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
 
 
 def text(found: str) -> str:

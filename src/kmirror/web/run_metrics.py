@@ -59,7 +59,7 @@ RUN_METRICS: tuple[Metric[ServedStatus], ...] = (
     Metric(
         "kmirror_cluster_read_age_seconds",
         "seconds",
-        "since `serve` last read the stored state of a watched cluster; it reads once a second",
+        "since `serve` last read the whole stored state of a watched cluster; it reads once a second",
         _cluster_ages,
         "before it was first read; from `run`",
         labels=("cluster",),

@@ -135,17 +135,21 @@ class ServedMirror:
 
 @table_row(kw_only=False)
 class ClusterStatus:
-    """A watched cluster: `as_of_ms` is when its state was last read, `error` why it cannot be read now."""
+    """A watched cluster: `as_of_ms` is when its state was last read in full, `error` why it cannot be so now."""
 
     name: str = shown(TEXT, "its name in kmirror.toml, or its addresses")
     cluster_id: str | None = shown(TEXT.null_when("it has never answered"), "its id")
     bootstrap_servers: str = shown(TEXT, "its addresses, comma-separated")
     as_of_ms: int | None = shown(
-        TIME.null_when("it was never read"), "when its state was last read; what is shown of it is of then", key="asOf"
+        TIME.null_when("it was never read"),
+        "when its state was last read in full; what is shown of it is of then",
+        key="asOf",
     )
     #: Whether it was read lately enough.
     is_fresh: bool
-    error: str | None = shown(TEXT.null_when("it can be read"), "why it cannot be read now", default=None)
+    error: str | None = shown(
+        TEXT.null_when("it can be read"), "why it cannot be read now, or not all that is stored", default=None
+    )
     error_since_ms: int | None = shown(TIME.null_when("it can be read"), "since when", key="errorSince", default=None)
     offsets_as_of_ms: int | None = shown(
         TIME.null_when("they were never read"),

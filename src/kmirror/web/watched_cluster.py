@@ -19,6 +19,7 @@ from kmirror.ops.base.retrying import is_transient
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.state.waiting import Deadline
+from kmirror.status.engine_health import HeardEngines
 from kmirror.web.mirror_cache import LONGEST_PAUSE_SECONDS, SHARE, MirrorCache
 from kmirror.web.offset_looks import WANTED_SECONDS, OffsetLooks
 from kmirror.web.recent import Events, RecentEvents
@@ -79,9 +80,12 @@ class WatchedCluster:
         self._cluster_id: str | None = None
         self._read: _Read | None = None
         self._error: tuple[str, int] | None = None
+        #: Why, and since when, it may have committed what is not known.
+        self._doubt: tuple[str, int] | None = None
         self._destination: Destination | None = None
         self._looks = OffsetLooks(self._open)
-        self._cache = MirrorCache(name)
+        self._heard = HeardEngines()
+        self._cache = MirrorCache(name, self._heard.heard_ms)
         #: When someone last asked for what lanes report: it costs more than all else; set when it has been read since;
         #: set to read at once.
         self._asked_at = -WANTED_SECONDS
@@ -107,7 +111,7 @@ class WatchedCluster:
     @property
     def status(self) -> ClusterStatus:
         """Whether it can be read."""
-        read, error = self._read, self._error
+        read, error = self._read, self._error or self._doubt
         return ClusterStatus(
             self.name,
             self._cluster_id,
@@ -202,31 +206,35 @@ class WatchedCluster:
             self._destination = self._open()
             self._cluster_id = self._destination.cluster_id
             self._bootstrap_servers = self._destination.bootstrap_server
-        destination, sent_at, time_ms, doubt = self._destination, now(), now_ms(), ""
+        destination, sent_at, time_ms = self._destination, now(), now_ms()
         is_first = not self._with_reports.is_set()
         wants_reports = self._are_reports_wanted and (is_first or sent_at >= self._reports_not_before)
         destination.store.wants_reports, used = wants_reports, time.thread_time()
         try:
-            state = destination.store.read_certain(Deadline(_TIMEOUT_SECONDS))
+            state, doubt = destination.store.read_certain(Deadline(_TIMEOUT_SECONDS)), None
+            self._doubt = None
         except TimedOutError as error:
             # a transaction stays open, or the leader may be none any more: what was committed since is not known
-            state, doubt = destination.store.read(_TIMEOUT_SECONDS), error.message
+            doubt, sent_at = error, now()
+            state = destination.store.read(_TIMEOUT_SECONDS)
+            if self._doubt is not None:
+                time_ms = self._doubt[1]
+            self._doubt = _text_of(doubt), time_ms
         self._read, self._error = _Read(state, time_ms, sent_at), None
+        self._heard.take(state, now_ms())
         self._looks.ask(state)
         if wants_reports:
             pause = (time.thread_time() - used) / SHARE
             self._reports_not_before = sent_at + min(LONGEST_PAUSE_SECONDS, pause)
             self._with_reports.set()
-        if doubt and self._doubted is not None:
-            self._doubted(self.name, doubt)
-        if not doubt and self._taken is not None:
+        if doubt is not None and self._doubted is not None:
+            self._doubted(self.name, doubt.message)
+        if doubt is None and self._taken is not None:
             self._taken(self.name, destination.cluster_id, self._bootstrap_servers, state, sent_at)
 
     def _fail(self, error: Exception) -> None:
         since = self._error[1] if self._error is not None else now_ms()
-        hint = getattr(error, "hint", None)
-        text = one_line(str(error)) or type(error).__name__
-        self._error = f"{text}; {one_line(hint)}" if hint else text, since
+        self._error = _text_of(error), since
         if not is_transient(error) or self._has_other_properties():
             self._disconnect()
 
@@ -241,3 +249,9 @@ class WatchedCluster:
         if self._destination is not None:
             self._destination.close()
             self._destination = None
+
+
+def _text_of(error: Exception) -> str:
+    hint = getattr(error, "hint", None)
+    text = one_line(str(error)) or type(error).__name__
+    return f"{text}; {one_line(hint)}" if hint else text

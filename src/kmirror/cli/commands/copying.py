@@ -31,7 +31,7 @@ from kmirror.cli.options import (
 )
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror.errors import NOT_COPYING, ExitCode, UsageError
-from kmirror.words import counted, one_line
+from kmirror.words import byte_count, counted, one_line
 
 if TYPE_CHECKING:
     from kmirror.engine.driver.driver import RunView
@@ -225,7 +225,7 @@ def verified(outcome: VerifyOutcome, seconds: float) -> str:
     word = "equal" if outcome.exit_code == 0 else "DIFFERENT" if outcome.exit_code == 7 else "not all compared"
     partitions = counted(sum(row.partition is not None for row in outcome.rows), "partition")
     records = counted(sum(row.records for row in outcome.rows), "record")
-    size = tables.size(sum(row.size_in_bytes for row in outcome.rows))
+    size = byte_count(sum(row.size_in_bytes for row in outcome.rows))
     where = f", {outcome.how}" if outcome.how else ""
     return f"{word}: {partitions}, {records}, {size} compared in {tables.elapsed(seconds)}{where}"
 

@@ -6,8 +6,8 @@ import platform
 
 from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.options import Call, file_option, verb
-from kmirror.cli.terminal.plain_tables import size
 from kmirror.commands import command_line
+from kmirror.words import byte_count
 
 _FLAG = "--output"
 _GZIP = b"\x1f\x8b"
@@ -34,7 +34,7 @@ def pack_verb(call: Call, output: str | None) -> int:
     file.require_own(_FLAG, "an archive of this command", len(_GZIP), lambda head: head == _GZIP)
     packed = pack_python(file.path.absolute())
     say = call.output.screen.line
-    say(f"wrote {file.path} ({size(packed.size_in_bytes)}): Python {packed.python} for {packed.platform}")
+    say(f"wrote {file.path} ({byte_count(packed.size_in_bytes)}): Python {packed.python} for {packed.platform}")
     archive = f"{packed.path}#{_FOLDER}"
     for masters, key in (("on YARN", "spark.yarn.dist.archives"), ("on another cluster", "spark.archives")):
         options = (f"{key}={archive}", f"spark.pyspark.python=./{_FOLDER}/bin/python")

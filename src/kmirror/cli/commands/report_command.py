@@ -7,7 +7,7 @@ import click
 from kmirror.beside import beside
 from kmirror.cli.commands.evidence_files import AtomicFile
 from kmirror.cli.options import Call, folder_option, mirror_option, verb
-from kmirror.cli.terminal.plain_tables import size
+from kmirror.words import byte_count
 
 _FLAG = "--html"
 #: A page names its generator within this many bytes.
@@ -45,5 +45,5 @@ def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
         call.output.screen.line(text.rstrip("\n"))
     else:
         file.write(text)
-        call.output.screen.line(f"wrote {file.path} ({size(len(text.encode()))})")
+        call.output.screen.line(f"wrote {file.path} ({byte_count(len(text.encode()))})")
     return 0

@@ -64,14 +64,14 @@ def list_verb(call: Call) -> int:
 
 
 def exit_code(call: Call, unreadable: Sequence[str]) -> int:
-    """Warn of stored records that could not be read, and return the exit code of a verb that showed the rest."""
+    """Warn of what is stored and was not read, and return the exit code of a verb that showed the rest."""
     if not unreadable:
         return ExitCode.OK
     for message in unreadable[:_MOST_UNREADABLE]:
         call.output.screen.note(f"kmirror: warning: {message}")
     if (more := len(unreadable) - _MOST_UNREADABLE) > 0:
         call.output.screen.note(f"kmirror: warning: {counted(more, 'more record')} cannot be read")
-    call.output.screen.note("  the output is incomplete: use the kmirror version that wrote them, or a newer one")
+    call.output.screen.note("  the output is incomplete")
     return ExitCode.PARTLY_DONE
 
 

@@ -1,4 +1,4 @@
-"""The layout and style of tables, and sizes and durations as people read them. Pure."""
+"""The layout and style of tables, and durations as people read them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Generic
 
 from kmirror.columns import R, Table
 from kmirror.settings.durations import format_duration
-from kmirror.words import byte_rate
 
 #: Between two columns.
 GAP = "  "
@@ -73,11 +72,6 @@ class RowWriter(Generic[R]):
             yield GAP.join(
                 cell.rjust(width) if column.is_number else cell.ljust(width) for cell, width, column in cells
             ).rstrip()
-
-
-def size(size_in_bytes: int) -> str:
-    """Format a number of bytes: `512 B`, `1.2 GB`."""
-    return byte_rate(size_in_bytes).removesuffix("/s")
 
 
 def elapsed(seconds: float) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kmirror.cli.terminal import plain_tables as tables
 from kmirror.cli.terminal.screen import Screen
 from kmirror.engine.status.journal import Level
-from kmirror.words import UNKNOWN, byte_rate, counted, one_line
+from kmirror.words import UNKNOWN, byte_count, byte_rate, counted, one_line
 from kmirror.work import Speed, Watch, WorkView
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _amount(view: WorkView) -> str:
         return ""
     known = [view.done] if view.total is None else [view.done, view.total]
     if view.unit == "byte":
-        return f"  {' of '.join(map(tables.size, known))}"
+        return f"  {' of '.join(map(byte_count, known))}"
     return f"  {' of '.join(f'{number:,}' for number in known)} {view.unit}{'' if known[-1] == 1 else 's'}"
 
 

@@ -19,8 +19,8 @@ from kmirror.status.topic_status import TopicStatus
 _LOOP_SECONDS, _MANY, _MANY_LOOP_SECONDS = 0.05, 30, 0.1
 _VIEW_SECONDS = 1.0
 #: Showing the state takes at most 1/125 of a core: with thousands of busy partitions it is shown less often; and 1/400
-#: where that is possible with a pause of a few seconds.
-_LEAST_PAUSE_PER_WORK, _PAUSE_PER_WORK, _SHORT_PAUSE = 125.0, 400.0, 3.0
+#: where that is possible with a pause of a few seconds. A service manager kills an engine that shows nothing for long.
+_LEAST_PAUSE_PER_WORK, _PAUSE_PER_WORK, _SHORT_PAUSE, _LONG_PAUSE = 125.0, 400.0, 3.0, 20.0
 
 
 class Ending(StrEnum):
@@ -92,8 +92,7 @@ def drive(
         if at - shown >= pause:
             shown, worked = at, time.thread_time()
             watcher(view_of(engines, COPYING, at - began, supervisor))
-            work = time.thread_time() - worked
-            pause = max(_VIEW_SECONDS, min(_PAUSE_PER_WORK * work, _SHORT_PAUSE), _LEAST_PAUSE_PER_WORK * work)
+            pause = view_pause(time.thread_time() - worked)
         ending = _ending(engines, limits, at - began, supervisor)
     engines.end_all()
     deadline = now() + STOP_SECONDS
@@ -106,6 +105,12 @@ def drive(
         supervisor.take_ended(engines)
     watcher(view_of(engines, STOPPING, now() - began, supervisor))
     return ending or Ending.STOPPED
+
+
+def view_pause(work: float) -> float:
+    """Return for how many seconds nothing is shown after a view that took so many seconds of CPU."""
+    usual = max(_VIEW_SECONDS, min(_PAUSE_PER_WORK * work, _SHORT_PAUSE), _LEAST_PAUSE_PER_WORK * work)
+    return min(usual, _LONG_PAUSE)
 
 
 def _ending(engines: Engines, limits: Limits, elapsed: float, supervisor: Supervisor | None) -> Ending | None:

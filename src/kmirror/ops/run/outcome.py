@@ -29,7 +29,9 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
             if (error := engines.why_ended(engine)) is not None:
                 raise error
     mirrors = (*(engine.mirror for engine in copied), *not_copied)
-    rows = [_left_out(mirror, one, ending) for mirror, one in sorted(not_copied.items())]
+    is_stopped = request.until_caught_up and ending is Ending.STOPPED
+    is_late = is_stopped or ending is Ending.TIMED_OUT
+    rows = [_left_out(mirror, one, is_late) for mirror, one in sorted(not_copied.items())]
     for engine in copied:
         # the lag counts from the source end that was to be reached, otherwise from the current one
         targets: dict[TopicPartition, int | None] = dict.fromkeys(a.destination for a in engine.orders.assignments())
@@ -48,11 +50,12 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
                 rows.append(
                     TopicResult(*partition, Outcome.FAILED, row.message, row.reason, lag=lag, hint=_hint(engine.mirror))
                 )
-            elif ending in (Ending.TIMED_OUT, Ending.CAUGHT_UP) and lag != 0:
+            elif request.until_caught_up and lag != 0:
                 # even when all have caught up, one can fall back before its lane has ended
                 unknown = "the number of missing records is unknown"
                 missing = unknown if lag is None else counted(lag, "record is missing", "records are missing")
-                message = f"{partition} has not caught up in time: {missing}{detail}"
+                when = "before the run was stopped" if is_stopped else "in time"
+                message = f"{partition} has not caught up {when}: {missing}{detail}"
                 rows.append(
                     TopicResult(
                         *partition,
@@ -60,7 +63,7 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
                         message,
                         reason,
                         lag=lag,
-                        hint="run it again, or with a longer --timeout",
+                        hint="run it again" if is_stopped else "run it again, or with a longer --timeout",
                     )
                 )
             elif lag is None:
@@ -71,9 +74,9 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
     return VerbResult.of("run", ",".join(mirrors), rows)
 
 
-def _left_out(mirror: str, not_copied: NotCopied, ending: Ending) -> TopicResult:
+def _left_out(mirror: str, not_copied: NotCopied, is_late: bool) -> TopicResult:
     """Return the row of a mirror without an engine; for a standby it is normal that another engine copies it."""
-    if ending is Ending.TIMED_OUT:
+    if is_late:
         result = Outcome.TIMED_OUT
     elif not_copied.level is Level.INFO:
         result = Outcome.NOOP

@@ -24,7 +24,7 @@ from kmirror.engine.memory import allow_many_files, limit_arenas, return_large_b
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.engine.status.journal import Level, Note
-from kmirror.errors import KmirrorError, RefusedError, UsageError
+from kmirror.errors import KmirrorError, RefusedError, TimedOutError, UsageError
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.retrying import Interrupted, Retries
@@ -69,7 +69,7 @@ def run(
         RefusedError: no such mirror, another engine in charge, another cluster at a source that must answer, FENCED, or
             the address for HTTP cannot be listened on.
         UnreachableError: a cluster refuses us, or does not answer and that is not retried.
-        TimedOutError: the time is over, and copying has not started.
+        TimedOutError: the time is over, or with `--until-caught-up` it was asked to stop, before copying started.
         SparkLostError: Spark's Java process ended by itself, or its folder was removed.
     """
     if request.standby and request.take_over:
@@ -124,6 +124,8 @@ def run(
                     started.destination.close()
         except Interrupted:
             warning = "run was stopped before it started copying"
+            if request.until_caught_up:
+                raise TimedOutError(warning, "run it again") from None
             return VerbResult.of("run", ",".join(request.mirrors), [], warnings=[warning])
 
 

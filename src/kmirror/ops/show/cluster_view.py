@@ -23,6 +23,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.context import REACH_TIMEOUT_S, Destination, naming_cluster, now_ms, require_same_cluster
 from kmirror.state.records import MirrorRecord
+from kmirror.status.engine_health import HeardEngines
 from kmirror.status.observed import ClusterSnapshot, Offsets
 
 #: How long a read waits for a source.
@@ -44,6 +45,7 @@ class Prober:
         self._sources: dict[str, BackgroundQuery] = {}
         self._follow_ups: dict[str, BackgroundQuery] = {}
         self._until = 0.0
+        self.heard = HeardEngines()
 
     def __enter__(self) -> Prober:
         return self

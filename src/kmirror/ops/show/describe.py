@@ -62,7 +62,7 @@ def describe(
 
 
 def unreadable_notes(destination: Destination, mirror: str | None = None) -> tuple[str, ...]:
-    """Return a sentence for each record of a mirror, or of any, that is not shown because a newer kmirror wrote it.
+    """Return what is wrong with each record of a mirror, or of any, that a newer kmirror wrote, and what to do.
 
     Another one if an open transaction hides records, or hid some from what was read before.
     """
@@ -71,7 +71,8 @@ def unreadable_notes(destination: Destination, mirror: str | None = None) -> tup
     unreadable = destination.state(BRIEFLY_S).unreadable(mirror)
     hidden_from, store.hidden_from = store.hidden_from if before is None else before, None
     hidden = () if hidden_from is None else (hidden_note(hidden_from),)
-    return (*hidden, *(unreadable_error(record).message for record in unreadable))
+    errors = map(unreadable_error, unreadable)
+    return (*hidden, *(f"{error.message}; {error.hint}" for error in errors))
 
 
 def topic_notes(destination: Destination, mirror: str | None = None, topics: TopicSelector | None = None) -> list[str]:
@@ -131,6 +132,8 @@ def read_status(
 
     `mirrors` are read even if they have none of these topics. A source whose topics are all stopped is not.
     """
+    heard = prober.heard
+    heard.take(state, now_ms())
     looked = look_at(prober, state, topics, mirrors)
     found = [
         mirror_status(
@@ -140,7 +143,7 @@ def read_status(
             looked.destination,
             looked.sources.get(name),
             at_ms := now_ms(),
-            health=health_of(state, name, at_ms),
+            health=_health_of(state, name, at_ms, heard.heard_ms(name)),
         )
         for name, (record, owned) in sorted(looked.mirrors.items())
     ]
@@ -182,7 +185,8 @@ def look_at(
     return Looked({name: (record, by_mirror[name]) for name, record in shown.items()}, here, there)
 
 
-def health_of(state: State, mirror: str, at_ms: int) -> EngineHealth:
+def _health_of(state: State, mirror: str, at_ms: int, heard_ms: int | None) -> EngineHealth:
     """Return the health of a mirror's engine; one of this machine is gone if its process is."""
     engine = state.engine(mirror)
-    return engine_health(engine, mirror, at_ms, has_ended=None if engine is None else has_ended(engine))
+    ended = None if engine is None else has_ended(engine)
+    return engine_health(engine, mirror, at_ms, has_ended=ended, heard_ms=heard_ms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
@@ -107,29 +108,40 @@ def describe_groups(
     """
     state = destination.state()
     chosen = select_stored_topics(state, mirror, topics)
-    rows: list[GroupRow] = []
+    mirrors = [one for one in state.mirrors if mirror in (None, one.name)]
+    wanted = {one.name: {topic.topic for topic in chosen if topic.mirror == one.name} for one in mirrors}
+    selected = {one.name: _selected(state, one.name, wanted[one.name]) for one in mirrors}
+    asked = [one for one in mirrors if selected[one.name].names]
     with Prober(destination) as prober:
         prober.read((), [])  # starts the time that follow-up queries have
-        for record in (one for one in state.mirrors if mirror in (None, one.name)):
-            wanted = {topic.topic for topic in chosen if topic.mirror == record.name}
-            rows += _rows(prober, destination, state, record, wanted)
+        found = prober.ask_sources([(one, partial(_source_groups, state, one, selected[one.name])) for one in asked])
+    rows: list[GroupRow] = []
+    for one in mirrors:
+        rows += _rows(found.get(one.name), destination, state, one, wanted[one.name], selected[one.name])
     return tuple(sorted(rows, key=lambda row: (row.mirror, row.group, row.topic, row.partition)))
 
 
-def _rows(
-    prober: Prober, destination: Destination, state: State, mirror: MirrorRecord, wanted: Collection[str]
-) -> list[GroupRow]:
+def _selected(state: State, mirror: str, wanted: Collection[str]) -> MirroredTopics:
+    topics = mirrored_topics(state, mirror)
+    return MirroredTopics({source: name for source, name in topics.names.items() if name in wanted}, topics.waiting)
+
+
+def _source_groups(
+    state: State, mirror: MirrorRecord, selected: MirroredTopics, client: ClusterClient, seconds: float
+) -> SourceGroups:
     settings = stored_settings(mirror.settings)
-    topics = mirrored_topics(state, mirror.name)
-    selected = MirroredTopics({source: name for source, name in topics.names.items() if name in wanted}, topics.waiting)
-    here = ClusterGroups(destination.client)
-    found = None
-    if selected.names:
+    return read_source_groups(ClusterGroups(client, seconds), state, mirror, settings, selected)
 
-        def question(client: ClusterClient, seconds: float) -> SourceGroups:
-            return read_source_groups(ClusterGroups(client, seconds), state, mirror, settings, selected)
 
-        found = prober.ask_sources([(mirror, question)]).get(mirror.name)
+def _rows(
+    found: SourceGroups | None,
+    destination: Destination,
+    state: State,
+    mirror: MirrorRecord,
+    wanted: Collection[str],
+    selected: MirroredTopics,
+) -> list[GroupRow]:
+    settings, here = stored_settings(mirror.settings), ClusterGroups(destination.client)
     plans = plan_groups(found, here, state, mirror.name, settings) if found is not None else ()
     records = {record.group: record for record in state.groups(mirror.name)}
     stored = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
