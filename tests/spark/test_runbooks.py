@@ -382,8 +382,8 @@ def test_uninstalling(pair: ClusterPair, make_cluster: MakeCluster, tmp_path: Pa
             done = type_in("kmirror", "failover", "--mirror", mirror, "--yes")
             assert done.returncode == 0, done
             for committed in (False, True):
-                found = admin.list_offsets({place: LATEST}, read_committed=committed)[place].offset
-                assert found == RECORDS + 1, done  # a marker follows
+                end = admin.list_offsets({place: LATEST}, read_committed=committed)[place].offset
+                assert end == RECORDS + 1, done  # a marker follows
             operator.follow("1.")
             assert f"mirror {mirror}" in operator.follow("2.")
             kept = set(operator.follow("3.").split())
