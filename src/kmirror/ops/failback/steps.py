@@ -25,7 +25,7 @@ from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
-from kmirror.ops.failback.groups import restore_offsets
+from kmirror.ops.failback.groups import require_committed, restore_offsets
 from kmirror.ops.failback.plan import Plan, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.failback.recheck import is_usable, require_copied, require_untouched
@@ -251,6 +251,7 @@ def _restore_groups(topic: Topic) -> str:
     run, work = topic.run, topic.work
     name, mirror = work.topic, run.mirror.name
     run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.group_limits)
+    require_committed(run.groups, name)
     run.progress.delete([name])
     if work.archive:
         kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
