@@ -139,6 +139,26 @@ def test_discarded_records_are_gone(trip: Trip) -> None:
     trip.assert_same(topic)
 
 
+def test_all_of_the_new_primary_is_copied_whatever_the_file_says_about_the_start(trip: Trip) -> None:
+    recreated, empty, absent = unique_topic(), unique_topic(), unique_topic()
+    trip.go(recreated, absent)
+    trip.go(empty, records=0)
+    produce(trip.a, recreated, ["lost"])
+    for topic in (recreated, empty, absent):
+        produce(trip.b, topic, ["local"])
+    admin = AdminClient(properties_of(trip.a))
+    admin.delete_topics([absent])[absent].result(30)
+    wait_until(lambda: absent not in admin.list_topics(timeout=30).topics)
+    properties = {**properties_of(trip.b), "start.from": "latest"}
+    request = FailbackRequest(trip.mirror, properties, strategy=Strategy.RECREATE, watch_s=0.1)
+    done = failback(trip.at_a, request)
+    assert done.result.exit_code == 0, done.result
+    trip.copy_to_a()
+    for topic in (recreated, empty, absent):
+        trip.assert_same(topic)
+        assert bounds_of(trip.a, topic, 0) == bounds_of(trip.b, topic, 0)
+
+
 def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)

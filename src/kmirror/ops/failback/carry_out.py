@@ -26,6 +26,7 @@ from kmirror.ops.stop.steps import Step
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
 
@@ -132,7 +133,15 @@ def _adopt(run: FailbackRun) -> str:
     failed = {row.topic for row in run.rows}
     comparisons = [one for one in _not_diverging(run) if one.topic not in failed]
     topics = TopicSelector(tuple(one.topic for one in comparisons))
-    result = add(run.destination, run.mirror.name, topics, adopt=True, bulk=run.bulk, watch=run.watch)
+    result = add(
+        run.destination,
+        run.mirror.name,
+        topics,
+        adopt=True,
+        start_from=StartFrom(),
+        bulk=run.bulk,
+        watch=run.watch,
+    )
     run.warnings += result.warnings
     rows = {row.topic: row for row in result.results}
     for one in comparisons:

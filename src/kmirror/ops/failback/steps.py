@@ -35,6 +35,7 @@ from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
@@ -239,7 +240,9 @@ def _record_deleted(topic: Topic) -> str:
 def _create(topic: Topic) -> str | None:
     run = topic.run
     with Meter(run.watch, f"creating {run.named(topic.work.topic)}"):
-        result = add(run.destination, run.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
+        name = TopicSelector((topic.work.topic,))
+        # all of it: what is before the fork was deleted here without being archived
+        result = add(run.destination, run.mirror.name, name, adopt=True, start_from=StartFrom())
     run.warnings += result.warnings
     bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
     run.rows += bad
