@@ -116,6 +116,11 @@ class TopicMetadata:
         """The topic id as Kafka's tools print it; None where the broker has none."""
         return format_topic_id(self.topic_id)
 
+    @property
+    def replication_factor(self) -> int:
+        """The replicas of the partition that has the fewest; -1 if the broker returns no partitions."""
+        return min((len(partition.replicas) for partition in self.partitions.values()), default=-1)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:

@@ -51,6 +51,7 @@ from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import MirrorRecord
@@ -72,6 +73,7 @@ def add(
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
     overrides: Mapping[str, str] | None = None,
+    replication_factor: int = -1,
     spark: SparkChoice | None = None,
     bulk: Bulk | None = None,
     watch: Watch = unwatched,
@@ -80,8 +82,9 @@ def add(
     """Create (or with `adopt` take over) destination topics for the selected source topics; one result per topic.
 
     `start_from` is where copying begins, by default as in the mirror's settings; an adopted topic always continues at
-    its log end. `overrides` are settings of created topics that replace their sources'. `watch` gets the progress of
-    comparing adopted topics, which `bulk`, or else `spark`, does.
+    its log end. `overrides` are settings of created topics that replace their sources'; `replication_factor` is theirs
+    where the mirror has none. `watch` gets the progress of comparing adopted topics, which `bulk`, or else `spark`,
+    does.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
@@ -93,7 +96,7 @@ def add(
         destination.will_change(mirror)
     state = destination.state()
     record = require_mirror(state, mirror)
-    settings = stored_settings(record.settings)
+    settings = _replicated(stored_settings(record.settings), replication_factor)
     with source_client(record.source, record.source_cluster_id) as source:
         found = _source_topics(source, topics, record.source_cluster_id)
         require_own_brokers(source, destination.cluster_id)
@@ -130,6 +133,11 @@ def add(
         work.warnings += [warning for warning in after if warning is not None]
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def _replicated(settings: Settings, replication_factor: int) -> Settings:
+    """Return the settings with this replication factor, unless they have one."""
+    return settings if settings.replication_factor > 0 else replace(settings, replication_factor=replication_factor)
 
 
 def _check_overrides(overrides: Mapping[str, str]) -> None:

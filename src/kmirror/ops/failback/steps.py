@@ -12,6 +12,7 @@ from typing import Any
 
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
@@ -39,6 +40,7 @@ from kmirror.settings.value_types import StartFrom
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.setting_changes import kept_settings
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
@@ -141,9 +143,20 @@ def _plan_archive(topic: Topic) -> None:
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
-    topic_id, limits = settled(found.here, "the topic's id").printed_topic_id, _limits(found)
+    here = settled(found.here, "the topic's id")
+    own = topic_settings(run.destination.client, [found.topic])[found.topic]
     topic.planned = TopicWork(
-        found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, groups, differs=differs
+        found.topic,
+        TopicStep.ARCHIVE,
+        here.printed_topic_id,
+        archive,
+        ranges,
+        found.ends,
+        _limits(found),
+        groups,
+        differs=differs,
+        settings=kept_settings(own),
+        replication_factor=here.replication_factor,
     )
 
 
@@ -240,9 +253,17 @@ def _record_deleted(topic: Topic) -> str:
 def _create(topic: Topic) -> str | None:
     run = topic.run
     with Meter(run.watch, f"creating {run.named(topic.work.topic)}"):
-        name = TopicSelector((topic.work.topic,))
-        # all of it: what is before the fork was deleted here without being archived
-        result = add(run.destination, run.mirror.name, name, adopt=True, start_from=StartFrom())
+        work = topic.work
+        result = add(
+            run.destination,
+            run.mirror.name,
+            TopicSelector((work.topic,)),
+            adopt=True,
+            # all of it: what is before the fork was deleted here without being archived
+            start_from=StartFrom(),
+            overrides=work.settings,
+            replication_factor=work.replication_factor,
+        )
     run.warnings += result.warnings
     bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
     run.rows += bad
