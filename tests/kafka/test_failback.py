@@ -181,6 +181,23 @@ def test_a_recreated_topic_keeps_its_replicas_and_the_settings_that_are_never_sy
         trip.assert_same(topic)
 
 
+def test_nothing_is_deleted_that_could_not_be_created_again(trip: Trip) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    found = trip.at_a.client.metadata([topic]).topics[topic]
+    for settings, why in (
+        ({"topics.exclude": f"{topic}.*"}, f"topics.exclude of this mirror excludes {topic}"),
+        ({"replication.factor": "9"}, "replication factor"),
+    ):
+        properties = {**properties_of(trip.b), **settings}
+        request = FailbackRequest(trip.mirror, properties, strategy=Strategy.RECREATE, watch_s=0.1)
+        with pytest.raises(RefusedError, match=f"{topic} is not deleted, .*{why}"):
+            failback(trip.at_a, request)
+    assert trip.at_a.client.metadata([topic]).topics[topic].topic_id == found.topic_id
+    assert trip.at_a.state().mirror(trip.mirror) is None
+
+
 def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
