@@ -43,7 +43,7 @@ from kmirror.state.archive_proofs import Proof
 from kmirror.work import WorkView
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import create_in_force
-from tests.support.archiving import ArchiveProcess, assert_holds, check, make_archive, save
+from tests.support.archiving import ArchiveProcess, assert_holds, check, is_saved, make_archive, save
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.late_wire import Fate
@@ -306,19 +306,18 @@ def test_one_bad_partition_does_not_stop_the_others(cluster: SandboxCluster) -> 
     spec = ArchiveSpec(cluster.client_properties(), topic, archive, topic_id, wanted)
     proofs: dict[int, Proof] = {}
     result = archive_topic(spec, Threads(), on_proved=proofs.update)
-    assert not result.saved
     assert [one.saved for one in result.outcomes] == [True, False, True]
     assert "ends at offset 11" in str(result.outcomes[1].trouble)
     # what was proved is not done again
     assert {p: proof.records for p, proof in proofs.items()} == {0: 10, 2: 10}
     spec = replace(spec, partitions=(wanted[0], PartitionRanges(1, ((0, 11),)), wanted[2]))
     views: list[WorkView] = []
-    assert archive_topic(spec, Threads(), views.append, proved=proofs).saved
+    assert is_saved(archive_topic(spec, Threads(), views.append, proved=proofs))
     assert {view.total for view in views} == {11}
     # unless the archive is another one, or has been written to since
     views.clear()
     other = {0: proofs[0]._replace(archive_id="AAAAAAAAAAAAAAAAAAAAAQ"), 2: proofs[2]._replace(end=1)}
-    assert archive_topic(spec, Threads(), views.append, proved=other).saved
+    assert is_saved(archive_topic(spec, Threads(), views.append, proved=other))
     assert {view.total for view in views} >= {31}
     assert_holds(cluster, archive, shown(cluster, topic, 2)[2:], partition=2)
 
@@ -407,7 +406,7 @@ def test_without_the_right_to_write_markers(make_cluster: MakeCluster) -> None:
     create_in_force(admin, rules)
     wanted = (PartitionRanges(0, ((0, 20),)),)
     result = archive_topic(ArchiveSpec(secured.client_properties("kmirror"), topic, archive, None, wanted), Threads())
-    assert result.saved, result
+    assert is_saved(result), result
     archived = result.outcomes[0].archived
     assert archived is not None
     assert not archived.guarded

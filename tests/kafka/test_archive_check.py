@@ -160,7 +160,7 @@ def test_a_log_that_loses_records_after_they_were_saved(cluster: SandboxCluster)
     delete_records(cluster, topic, 6)
     found = check(cluster, topic, archive, [(0, 3), (4, 9)])
     assert found.equal
-    assert (found.records, found.only_archived, found.first_offset, found.last_offset) == (3, 5, 0, 8)
+    assert (found.records, found.only_archived) == (3, 5)
     # and continues
     save(cluster, topic, archive, [(0, 3), (4, 20)])
     found = check(cluster, topic, archive, [(0, 3), (4, 20)])

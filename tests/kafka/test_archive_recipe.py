@@ -15,7 +15,7 @@ import pytest
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import Threads
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.archiving import make_archive
+from tests.support.archiving import is_saved, make_archive
 from tests.support.clusters import unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.kafka_tools import put_kafka_tools_into
@@ -64,9 +64,8 @@ def test_the_recipe_does_what_it_says(
     assert [shown(destination_cluster, topic, partition) for partition in (0, 1)] == [records, others]
     archive = make_archive(destination_cluster, topic, 2)
     wanted = (PartitionRanges(0, ((1200, 1203),)), PartitionRanges(1, ((0, 2),)))
-    assert archive_topic(
-        ArchiveSpec(destination_cluster.client_properties(), topic, archive, None, wanted), Threads()
-    ).saved
+    spec = ArchiveSpec(destination_cluster.client_properties(), topic, archive, None, wanted)
+    assert is_saved(archive_topic(spec, Threads()))
 
     (script,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "restore.py").write_text(script)

@@ -13,6 +13,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cli.main import main
+from kmirror.cluster.protocol.topic_configs import TopicSetting
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.topic_results import Outcome
@@ -28,7 +30,7 @@ from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
-from tests.support.clusters import unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed, killed_member, member
 from tests.support.json_documents import check_printed
 from tests.support.local_engine import LocalEngine
@@ -137,6 +139,64 @@ def test_discarded_records_are_gone(trip: Trip) -> None:
     assert f"{topic}.kmirror-archive.1" not in trip.at_a.client.metadata(None).topics
     trip.copy_to_a()
     trip.assert_same(topic)
+
+
+def test_all_of_the_new_primary_is_copied_whatever_the_file_says_about_the_start(trip: Trip) -> None:
+    recreated, empty, absent = unique_topic(), unique_topic(), unique_topic()
+    trip.go(recreated, absent)
+    trip.go(empty, records=0)
+    produce(trip.a, recreated, ["lost"])
+    for topic in (recreated, empty, absent):
+        produce(trip.b, topic, ["local"])
+    admin = AdminClient(properties_of(trip.a))
+    admin.delete_topics([absent])[absent].result(30)
+    wait_until(lambda: absent not in admin.list_topics(timeout=30).topics)
+    properties = {**properties_of(trip.b), "start.from": "latest"}
+    request = FailbackRequest(trip.mirror, properties, strategy=Strategy.RECREATE, watch_s=0.1)
+    done = failback(trip.at_a, request)
+    assert done.result.exit_code == 0, done.result
+    trip.copy_to_a()
+    for topic in (recreated, empty, absent):
+        trip.assert_same(topic)
+        assert bounds_of(trip.a, topic, 0) == bounds_of(trip.b, topic, 0)
+
+
+@pytest.mark.slow
+def test_a_recreated_topic_keeps_its_replicas_and_the_settings_that_are_never_synced(
+    make_cluster: MakeCluster, cluster_pair: ClusterPair
+) -> None:
+    topic, name = unique_topic(), "min.insync.replicas"
+    a = make_cluster("a", brokers=2, properties={"default.replication.factor": "1"})
+    with Trip(a, cluster_pair.destination) as trip:
+        trip.go(topic, min_insync_replicas="2")
+        produce(a, topic, ["lost"])
+        done = trip.back(strategy=Strategy.RECREATE)
+        assert done.result.exit_code == 0, done.result
+        archive = archives_of(done)[topic]["archive"]
+        found = trip.at_a.client.metadata([topic, archive]).topics
+        assert [found[one].replication_factor for one in (topic, archive)] == [2, 2]
+        settings = topic_settings(trip.at_a.client, [topic], [name])[topic]
+        assert settings == {name: TopicSetting("2", is_override=True)}
+        trip.copy_to_a()
+        trip.assert_same(topic)
+
+
+def test_nothing_is_deleted_that_could_not_be_created_again(trip: Trip) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    found = trip.at_a.client.metadata([topic]).topics[topic]
+    for settings, why in (
+        ({"topics.exclude": f"{topic}.*"}, f"{topic} is not deleted, .*topics.exclude of this mirror excludes {topic}"),
+        ({"replication.factor": "9"}, f"{topic} is not deleted, .*INVALID_REPLICATION_FACTOR"),
+        ({"topic.prefix": "b."}, "has topic.prefix=b.: topics would not keep their own names"),
+    ):
+        properties = {**properties_of(trip.b), **settings}
+        request = FailbackRequest(trip.mirror, properties, strategy=Strategy.RECREATE, watch_s=0.1)
+        with pytest.raises(RefusedError, match=why):
+            failback(trip.at_a, request)
+    assert trip.at_a.client.metadata([topic]).topics[topic].topic_id == found.topic_id
+    assert trip.at_a.state().mirror(trip.mirror) is None
 
 
 def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.cluster.rights.acls import describe_acls
+from kmirror.cluster.rights.acls import delete_acls, describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
-from kmirror.errors import ExitCode
+from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.failback import failback
@@ -226,7 +226,8 @@ def secured(guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch) -> Itera
 def file_for(cluster: SandboxCluster, name: str) -> dict[str, str]:
     """Return the properties of a mirror's file: no secret is in it."""
     login = {"sasl.jaas.config": f"${{env:KM_LOGIN_{name}}}"}
-    return {**cluster.client_properties("kmirror"), **login, "sync.topic.acls.enabled": "true"}
+    syncs = {"sync.topic.acls.enabled": "true", "sync.group.offsets.enabled": "false"}
+    return {**cluster.client_properties("kmirror"), **login, **syncs}
 
 
 def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
@@ -250,6 +251,13 @@ def test_there_and_back_between_secured_clusters(secured: Secured) -> None:
         assert secured.app_writes(a), "A does not let it write"
         lost = secured.rows(a)[1:]
         request = FailbackRequest(mirror, file_for(b, "B"), strategy=Strategy.RECREATE, watch_s=0.1)
+        with ClusterClient(client_config(a.client_properties())) as admin:
+            rule = acls("topic", topic, "kmirror", "CREATE", deny=True)
+            give(admin, rule)
+            with pytest.raises(RefusedError, match=f"{topic} is not deleted, .* does not grant us CREATE on topic"):
+                failback(at_a, request)
+            assert set(delete_acls(admin, rule).values()) == {None}
+            wait_until(lambda: not is_denied(at_a, topic))
         back = failback(at_a, request)
         assert back.result.exit_code == 0, back.result
         assert archives_of(back)[topic]["records"] == len(lost) == 1

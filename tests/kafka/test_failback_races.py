@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +13,21 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.protocol.metadata import ClusterMetadata
+from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.errors import ExitCode, KmirrorError
 from kmirror.offline.survey import PlannedCut
+from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.stop.steps import Checkpoint
+from kmirror.settings.table import Settings
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
-from tests.support.groups import commit, committed
+from tests.support.groups import commit, committed, member
 from tests.support.mirrors import produce, properties_of
 from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, trim
 from tests.support.visible import bounds_of, shown
@@ -30,6 +35,7 @@ from tests.support.waiting import wait_until
 
 SAVED = "archive the records after the fork, and compare the archive with the log"
 DELETED = "record that it was deleted"
+RECORDED = "record the mirror of the new primary"
 
 
 def add_partition(cluster: SandboxCluster, topic: str) -> None:
@@ -205,3 +211,70 @@ def test_another_client_creates_the_topic_again_before_kmirror_does(trip: Trip) 
     assert committed(trip.a, group, topic) == {0: 0}
     trip.copy_to_a()
     trip.assert_same(topic)
+
+
+def test_offsets_that_a_member_keeps_from_being_restored_are_restored_by_the_next_run(trip: Trip) -> None:
+    topic, other, group = unique_topic(), unique_topic(), unique_topic("g")
+    trip.go(topic)
+    make_old_topic(trip.a, other)
+    produce(trip.a, topic, ["lost"])
+    commit(trip.a, group, topic, {0: 2})
+    with ExitStack() as stack:
+
+        def join() -> None:
+            stack.enter_context(member(trip.a, group, other))
+
+        done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(DELETED, join))
+        again = trip.back(strategy=Strategy.RECREATE)
+    for refused in (done, again):
+        assert refused.result.exit_code == ExitCode.PARTLY_DONE, refused.result
+        (row,) = refused.result.results
+        assert row.result is Outcome.FAILED
+        assert f"offset 2 of {topic}-0 was not committed for group {group}: the group has members" in str(row.message)
+        assert committed(trip.a, group, topic) == {}
+    last = trip.back(strategy=Strategy.RECREATE)
+    assert last.result.exit_code == 0, last.result
+    assert committed(trip.a, group, topic) == {0: 2}
+    assert archives_of(last)[topic]["records"] == 1
+    trip.copy_to_a()
+    trip.assert_same(topic)
+
+
+def test_a_topic_is_not_adopted_while_a_group_is_ahead_of_its_fork(trip: Trip) -> None:
+    topic, clean, other, group = unique_topic(), unique_topic(), unique_topic(), unique_topic("g")
+    trip.go(topic, clean)
+    make_old_topic(trip.a, other)
+    commit(trip.a, group, topic, {0: 9})
+    with ExitStack() as stack:
+
+        def join() -> None:
+            stack.enter_context(member(trip.a, group, other))
+
+        done = trip.back(checkpoint=once_after(RECORDED, join))
+    assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+    assert {row.topic: row.result for row in done.result.results} == {topic: Outcome.FAILED, clean: Outcome.DONE}
+    assert trip.at_a.state().topic(trip.mirror, topic) is None
+    again = trip.back()
+    assert again.result.exit_code == 0, again.result
+    assert committed(trip.a, group, topic) == {0: 3}
+    trip.copy_to_a()
+    trip.assert_same(topic)
+
+
+def test_offsets_are_restored_once_the_coordinator_knows_the_topic(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, group, codes = unique_topic(), unique_topic("g"), list[int]()
+    commit_once = ClusterGroups.commit
+
+    def commit_and_create(*given: Any, **how: Any) -> Mapping[TopicPartition, int]:
+        answer = commit_once(*given, **how)
+        codes.extend(answer.values())
+        if len(codes) == 1:
+            make_old_topic(trip.b, topic)
+        return answer
+
+    monkeypatch.setattr(ClusterGroups, "commit", commit_and_create)
+    limits = {TopicPartition(topic, 0): 3}
+    rows = restore_offsets(trip.at_b, trip.mirror, Settings(), topic, {group: {0: 2}}, limits)
+    assert (codes[0], codes[-1]) == (Code.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    assert [row.result for row in rows] == [Outcome.DONE]
+    assert committed(trip.b, group, topic) == {0: 2}

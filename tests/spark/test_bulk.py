@@ -36,7 +36,7 @@ from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.work import Add, Meter, WorkView, unwatched
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.archiving import assert_holds, make_archive
+from tests.support.archiving import assert_holds, is_saved, make_archive
 from tests.support.clusters import ClusterPair
 from tests.support.leader import create_topic
 from tests.support.visible import shown
@@ -112,7 +112,7 @@ def test_archives_are_written_and_compared_in_pieces(
     with ClusterClient(client_config(properties)) as client:
         spec = ArchiveSpec(properties, topic, archive, client.metadata([topic]).topics[topic].printed_topic_id, wanted)
         result = archive_topic(spec, SparkTasks(spark))
-        assert result.saved, result
+        assert is_saved(result), result
         assert [(one.partition, one.comparison and one.comparison.records) for one in result.outcomes] == [
             (0, 390),
             (1, 0),
@@ -126,7 +126,7 @@ def test_archives_are_written_and_compared_in_pieces(
     # a record that is lacking in the middle is found, with the offset that it had
     other = make_archive(destination_cluster, topic, 2)
     lacking = replace(spec, archive=other, partitions=(PartitionRanges(0, ((10, 217), (218, 400))),))
-    assert archive_topic(lacking, Threads()).saved
+    assert is_saved(archive_topic(lacking, Threads()))
     (outcome,) = archive_topic(replace(lacking, partitions=wanted[:1]), Threads()).outcomes
     assert outcome.comparison is not None
     assert outcome.comparison.first_difference is not None

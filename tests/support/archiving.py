@@ -19,6 +19,7 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive import copy as archive_copy
 from kmirror.engine.archive.archive_check import ArchiveComparison, verify_archive_partition
 from kmirror.engine.archive.archive_topic import Range, archive_name, archive_settings
+from kmirror.engine.archive.archiving import ArchiveResult
 from kmirror.engine.archive.copy import Archived, archive_partition
 from kmirror.work import unwatched
 from kmirror_sandbox.cluster import SandboxCluster
@@ -38,6 +39,11 @@ def make_archive(cluster: SandboxCluster, topic: str, partitions: int = 1) -> st
         create_topic(client, name, partitions, -1, archive_settings(known))
         client.list_offsets({TopicPartition(name, index): LATEST for index in range(partitions)})
     return name
+
+
+def is_saved(result: ArchiveResult) -> bool:
+    """Tell whether all partitions are proved to be in their archive."""
+    return all(outcome.saved for outcome in result.outcomes)
 
 
 def save(

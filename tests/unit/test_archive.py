@@ -25,7 +25,6 @@ from kmirror.engine.archive.archive_topic import (
 )
 from kmirror.engine.archive.archiving import (
     ArchivePiece,
-    ArchiveResult,
     ArchiveSpec,
     PartitionOutcome,
     PartitionRanges,
@@ -188,11 +187,11 @@ def test_what_the_pieces_of_a_partition_found_is_put_in_order() -> None:
     def compared(*found: Any) -> PartitionOutcome:
         return PartitionOutcome(0, None, ArchiveComparison(*found))
 
-    first, second = compared(10, 1, 5, 19, None), compared(20, 0, 20, 49, None)
-    whole = merged_outcome(copied, [first, compared(0, 0, None, None, None), second])
-    assert (whole.saved, whole.comparison) == (True, ArchiveComparison(30, 1, 5, 49))
-    wrong = compared(3, 0, 20, 23, ArchiveDifference(24, "key"))
-    later = compared(0, 0, None, None, ArchiveDifference(40, "value"))
+    first, second = compared(10, 1), compared(20, 0)
+    whole = merged_outcome(copied, [first, compared(0, 0), second])
+    assert (whole.saved, whole.comparison) == (True, ArchiveComparison(30, 1))
+    wrong = compared(3, 0, ArchiveDifference(24, "key"))
+    later = compared(0, 0, ArchiveDifference(40, "value"))
     found = merged_outcome(copied, [first, wrong, later]).comparison
     assert found is not None
     assert found.first_difference == ArchiveDifference(24, "key")
@@ -201,8 +200,8 @@ def test_what_the_pieces_of_a_partition_found_is_put_in_order() -> None:
 
 
 def test_nothing_is_saved_that_was_not_compared() -> None:
-    assert not ArchiveResult((PartitionOutcome(0, None, None, RefusedError("no")),)).saved
-    assert not ArchiveResult((PartitionOutcome(0, None, None),)).saved
+    assert not PartitionOutcome(0, None, None, RefusedError("no")).saved
+    assert not PartitionOutcome(0, None, None).saved
 
 
 def test_the_archives_of_topics_are_found_among_all_names() -> None:

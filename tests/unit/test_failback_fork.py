@@ -26,6 +26,9 @@ WORK = TopicWork(
     {0: Proof("archive", 0, 5, 4, 0)},
     {1: 3},
     4,
+    None,
+    {"min.insync.replicas": "2"},
+    3,
 )
 
 

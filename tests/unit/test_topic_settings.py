@@ -18,6 +18,7 @@ from kmirror.sync.setting_changes import (
     compare_settings,
     has_a_mirror_value,
     has_all_mirror_values,
+    kept_settings,
     knows_no_first_source,
     own_settings,
     retention_notes,
@@ -55,6 +56,17 @@ def test_what_matters_is_set_though_the_source_leaves_it_to_its_brokers() -> Non
     now = settings_for(SOURCE, KNOWN).now
     assert now["cleanup.policy"] == "compact"
     assert now["delete.retention.ms"] == "86400000"
+
+
+def test_a_topic_that_takes_the_place_of_another_keeps_what_is_never_synced_but_names_no_brokers() -> None:
+    assert kept_settings(SOURCE) == {
+        "min.insync.replicas": "2",
+        "unclean.leader.election.enable": "true",
+        "remote.storage.enable": "true",
+        "local.retention.ms": "1",
+    }
+    assert kept_settings({"min.insync.replicas": TopicSetting("1", False)}) == {}
+    assert kept_settings(29) == {}
 
 
 def test_other_settings_are_taken_over_only_where_the_source_topic_sets_them() -> None:

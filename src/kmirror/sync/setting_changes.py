@@ -65,6 +65,8 @@ _NEVER = frozenset(
     }
 )
 _NEVER_PREFIXES = ("remote.", "local.retention.")
+#: Those that name brokers of one topic, or that a mirror topic must not have.
+_NOT_KEPT = _NEVER - {"min.insync.replicas", "unclean.leader.election.enable"}
 _NOTHING = TopicSelector()
 _LEFT_OUT = "left out by topic.properties.include or topic.properties.exclude"
 
@@ -369,6 +371,16 @@ def compare_settings(
 def is_local(key: str) -> bool:
     """Return whether a setting belongs to a cluster and is never synced."""
     return key in _NEVER or key.startswith(_NEVER_PREFIXES)
+
+
+def kept_settings(settings: TopicSettings | int) -> dict[str, str]:
+    """Return the settings of a topic that are never synced, for the topic that takes its place; none if unreadable."""
+    known = {} if isinstance(settings, int) else settings
+    return {
+        key: one.value
+        for key, one in known.items()
+        if is_local(key) and key not in _NOT_KEPT and one.is_override and one.value is not None
+    }
 
 
 def _mirror_values(topic: TopicRecord) -> dict[str, str | None]:

@@ -118,8 +118,8 @@ class TopicMetadata:
 
     @property
     def replication_factor(self) -> int:
-        """The most replicas that one of its partitions has; -1, the brokers' default, if it has no partition."""
-        return max((len(partition.replicas) for partition in self.partitions.values()), default=-1)
+        """The replicas of the partition that has the fewest; -1, the brokers' default, if it has no partition."""
+        return min((len(partition.replicas) for partition in self.partitions.values()), default=-1)
 
 
 @dataclass(frozen=True, slots=True)

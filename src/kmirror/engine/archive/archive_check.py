@@ -48,8 +48,6 @@ class ArchiveComparison:
 
     records: int
     only_archived: int
-    first_offset: int | None
-    last_offset: int | None
     first_difference: ArchiveDifference | None = None
 
     @property
@@ -121,7 +119,6 @@ class _ArchiveWalk:
         self._progress = progress
         self._records = 0
         self._only_archived = 0
-        self._first: int | None = None
         self._last: int | None = None
         #: Offsets that the log has lost.
         self._lost: list[Range] = []
@@ -133,7 +130,7 @@ class _ArchiveWalk:
             difference = self._walk(client, partition, executor)
         except _DamagedArchiveError as error:
             difference = ArchiveDifference(None, f"the archive cannot be read: {error}")
-        return ArchiveComparison(self._records, self._only_archived, self._first, self._last, difference)
+        return ArchiveComparison(self._records, self._only_archived, difference)
 
     def _walk(self, client: ClusterClient, partition: TopicPartition, executor: Executor) -> ArchiveDifference | None:
         for low, high in self._ranges:
@@ -176,17 +173,13 @@ class _ArchiveWalk:
             if not in_order or not (is_lost or self._is_compacted_away(offset, before)):
                 return archived
             self._only_archived += 1
-            self._note(offset)
+            self._last = offset
         return None
 
     def _is_compacted_away(self, offset: int, before: int | None) -> bool:
         """Return True if the log has lost this record to its cleaner."""
         is_in_range = any(low <= offset < high for low, high in self._ranges) and (before is None or offset < before)
         return is_in_range and self._log is not None and self._log.is_compacted()
-
-    def _note(self, offset: int) -> None:
-        self._first = offset if self._first is None else self._first
-        self._last = offset
 
     def _compare(self, record: Record, leader_epoch: int) -> ArchiveDifference | None:
         archived = self._next_archived(record.offset)
@@ -210,5 +203,5 @@ class _ArchiveWalk:
             different = " and ".join(name for name, is_equal in parts.items() if not is_equal)
             return ArchiveDifference(record.offset, f"{different} of the record {where} differ")
         self._records += 1
-        self._note(record.offset)
+        self._last = record.offset
         return None

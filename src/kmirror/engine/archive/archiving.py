@@ -88,11 +88,6 @@ class ArchiveResult:
     outcomes: tuple[PartitionOutcome, ...]
     proofs: Mapping[int, Proof] = field(default_factory=dict)
 
-    @property
-    def saved(self) -> bool:
-        """True if all of them are saved: only then may the topic's records be deleted."""
-        return all(outcome.saved for outcome in self.outcomes)
-
 
 @dataclass(frozen=True, slots=True)
 class ArchivePiece:
@@ -201,8 +196,7 @@ def archive_topic(
 
 
 def _outcome_of(partition: int, proof: Proof) -> PartitionOutcome:
-    comparison = ArchiveComparison(proof.records, proof.only_archived, None, None)
-    return PartitionOutcome(partition, None, comparison)
+    return PartitionOutcome(partition, None, ArchiveComparison(proof.records, proof.only_archived))
 
 
 def still_valid(client: ClusterClient, archive: str, proved: Mapping[int, Proof]) -> dict[int, Proof]:
@@ -245,16 +239,11 @@ def merged_outcome(copied: PartitionOutcome, pieces: Sequence[PartitionOutcome])
     comparisons = [piece.comparison for piece in pieces if piece.comparison is not None]
     if trouble is not None or not comparisons:
         return replace(copied, trouble=trouble)
-    ends = [
-        (one.first_offset, one.last_offset) for one in comparisons if None not in (one.first_offset, one.last_offset)
-    ]
     return replace(
         copied,
         comparison=ArchiveComparison(
             sum(one.records for one in comparisons),
             sum(one.only_archived for one in comparisons),
-            ends[0][0] if ends else None,
-            ends[-1][1] if ends else None,
             next((one.first_difference for one in comparisons if one.first_difference is not None), None),
         ),
     )

@@ -63,7 +63,6 @@ class Archived:
     """What one call has copied, after the record of original offset `resumed_after`; None if the archive was empty."""
 
     records: int
-    size_in_bytes: int
     resumed_after: int | None
     #: False if markers may not be written, see the module docstring.
     guarded: bool
@@ -122,7 +121,7 @@ def archive_partition(
             if log.ended_at is not None and log.ended_at < high:
                 raise _hidden(partition, log, high)
         writer.flush()
-    return Archived(writer.records, writer.size_in_bytes, resumed_after, guarded)
+    return Archived(writer.records, resumed_after, guarded)
 
 
 def _taken_over(stack: ExitStack, client: ClusterClient, archive: TopicPartition) -> tuple[OffsetAppender, bool]:
@@ -262,7 +261,6 @@ class _Writer:
         self._archive = archive
         self._largest_batch = largest_batch
         self.records = 0
-        self.size_in_bytes = 0
         self._out = out
         #: None if no markers may be written.
         self._expiration_ms = expiration_ms
@@ -319,7 +317,6 @@ class _Writer:
             return
         self._out.append(batch)
         self.records += len(records)
-        self.size_in_bytes += len(batch)
         if self._expiration_ms is not None:
             latest_ms = max(record.timestamp for record in records)
             if latest_ms < time.time_ns() // 1_000_000 - self._expiration_ms // 2:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from kmirror.cluster.client import LATEST, ClusterClient
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import grant_line
@@ -22,10 +22,12 @@ from kmirror.cluster.topics.message_formats import (
     TOPIC_FORMAT,
     refused_formats,
 )
+from kmirror.cluster.topics.policies import refuses_settings, settled_to_create
 from kmirror.cluster.topics.settling import ADJUSTABLE
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
-from kmirror.errors import Reason, RefusedError, UsageError
+from kmirror.engine.archive.archive_topic import archive_name
+from kmirror.errors import BrokerError, Reason, RefusedError, UsageError
 from kmirror.ops.add.add_plan import Action, AddFacts, FilterChange, decide, select
 from kmirror.ops.add.add_steps import carry_out, refusal_of, rows_of_plan
 from kmirror.ops.add.add_work import AddWork
@@ -46,21 +48,31 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.base.standby import announce_takeover
-from kmirror.ops.base.topic_results import TopicResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import Upstream, upstream_of
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblock_mirrored
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings
 from kmirror.settings.value_types import StartFrom
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.status.in_charge import holdings_in
-from kmirror.sync.setting_changes import ALWAYS, MIRROR_VALUES, SettingsPlan, settings_for, settled_notes
+from kmirror.sync.setting_changes import (
+    ALWAYS,
+    MIRROR_VALUES,
+    SettingsPlan,
+    kept_settings,
+    settings_for,
+    settled_notes,
+)
+from kmirror.words import counted
 from kmirror.work import Watch, unwatched
 
 _NEEDED_AT_SOURCE = ("READ", "DESCRIBE_CONFIGS")
+_FIX_HINT = "fix that, and run the same command again"
 
 
 def add(
@@ -73,6 +85,7 @@ def add(
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
     overrides: Mapping[str, str] | None = None,
+    replication_factor: int = -1,
     spark: SparkChoice | None = None,
     bulk: Bulk | None = None,
     watch: Watch = unwatched,
@@ -81,8 +94,9 @@ def add(
     """Create (or with `adopt` take over) destination topics for the selected source topics; one result per topic.
 
     `start_from` is where copying begins, by default as in the mirror's settings; an adopted topic always continues at
-    its log end. `overrides` are settings of created topics that replace their sources'. `watch` gets the progress of
-    comparing adopted topics, which `bulk`, or else `spark`, does.
+    its log end. `overrides` are settings of created topics that replace their sources'; `replication_factor` is theirs
+    where the mirror has none. `watch` gets the progress of comparing adopted topics, which `bulk`, or else `spark`,
+    does.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
@@ -94,7 +108,7 @@ def add(
         destination.will_change(mirror)
     state = destination.state()
     record = require_mirror(state, mirror)
-    settings = stored_settings(record.settings)
+    settings = _replicated(stored_settings(record.settings), replication_factor)
     with source_client(record.source, record.source_cluster_id) as source:
         found = _source_topics(source, topics, record.source_cluster_id)
         require_own_brokers(source, destination.cluster_id)
@@ -131,6 +145,63 @@ def add(
         work.warnings += [warning for warning in after if warning is not None]
     rows.sort(key=lambda row: (row.topic is not None, row.topic or ""))
     return VerbResult.of("add", mirror, rows, dry_run=dry_run, warnings=work.warnings)
+
+
+def _replicated(settings: Settings, replication_factor: int) -> Settings:
+    """Return the settings with this replication factor, unless they have one."""
+    return settings if settings.replication_factor > 0 else replace(settings, replication_factor=replication_factor)
+
+
+def require_recreatable(
+    destination: Destination,
+    state: State,
+    mirror: MirrorRecord,
+    source: ClusterClient,
+    topics: Mapping[str, TopicMetadata],
+) -> None:
+    """Refuse unless `add` would create these topics of the destination again if they were deleted.
+
+    Raises:
+        RefusedError: it would not, for one of them; nothing was changed.
+        UnreachableError: a cluster does not answer.
+    """
+    client, names = destination.client, TopicSelector(tuple(topics))
+    settings = stored_settings(mirror.settings)
+    found = _source_topics(source, names, mirror.source_cluster_id)
+    selection = select(names, TopicSelector(), settings, found, source.config, allow_missing=False)
+    chosen = selection.chosen
+    work = AddWork(mirror, settings, {}, list(selection.results), selection.filters)
+    gone = {
+        name: replace(topic, error_code=int(Code.UNKNOWN_TOPIC_OR_PARTITION), partitions={})
+        for name, topic in topics.items()
+    }
+    facts = _facts(destination, source, state, work, found, chosen)
+    facts = replace(facts, destination={**facts.destination, **gone}, destination_ends={})
+    facts = replace(facts, upstream=upstream_of(mirror, destination.cluster_id, "", chosen))
+    _plan(source, facts, work, chosen, adopt=True, named=chosen)
+    for topic, error in TopicAdmin(destination).create(work.new_topics(), validate_only=True).items():
+        # brokers look whether we may create it before they look whether it exists
+        if error is not None and not (isinstance(error, BrokerError) and error.code == Code.TOPIC_ALREADY_EXISTS):
+            work.refuse(topic, refusal_of(error, "CREATE", topic))
+    taken, present = client.metadata(None).topics, topic_settings(client, work.plans)
+    for plan in list(work.plans.values()):
+        factor = _replicated(settings, topics[plan.topic].replication_factor).replication_factor
+        own = kept_settings(present[plan.topic])
+        try:
+            # under a free name: a name that exists is refused before the rest is looked at
+            settled_to_create(client, archive_name(plan.topic, taken), 1, factor, {**plan.settings.now, **own}, own)
+        except BrokerError as error:
+            if error.code == Code.INVALID_REPLICATION_FACTOR or refuses_settings(error):
+                what = f"creating topic {plan.topic}: {error.name}"
+                work.refuse(plan.topic, RefusedError(f"{what}: {error.detail}" if error.detail else what, _FIX_HINT))
+    if refused := [row for row in work.results if row.result is not Outcome.NOOP]:
+        first = refused[0]
+        more = f" ({counted(len(refused), 'topic')} in all)" if len(refused) > 1 else ""
+        raise RefusedError(
+            f"{first.topic} is not deleted, because it could not be created again: {first.message}{more}",
+            first.hint,
+            first.reason,
+        )
 
 
 def _check_overrides(overrides: Mapping[str, str]) -> None:

@@ -37,10 +37,14 @@ def create_archive(
 ) -> int | None:
     """Create the archive of a topic, unless it exists, and wait for it; return how long it keeps records, as `kept_ms`.
 
+    With a `replication_factor` of -1 it gets as many replicas as the topic has.
+
     Raises:
         RefusedError: it may delete records at once, because they are old.
         BrokerError: the cluster refuses to create it.
     """
+    if replication_factor < 0:
+        replication_factor = client.metadata([topic]).topics[topic].replication_factor
     asked = archive_settings(topic_settings(client, [topic])[topic])
     holding: Collection[int] = ()
     try:

@@ -17,7 +17,7 @@ from kmirror.ops.base.context import Destination, change, now_ms, own_event, sou
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison
-from kmirror.ops.failback.groups import adopt_offsets
+from kmirror.ops.failback.groups import adopt_offsets, require_committed
 from kmirror.ops.failback.plan import already_mirrored_row, rows_of
 from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.failback.steps import CREATED, PLANNED, RECREATED, FailbackRun, Topic
@@ -27,6 +27,7 @@ from kmirror.ops.stop.steps import Step
 from kmirror.ops.verify.comparing import PartitionPairs
 from kmirror.ops.verify.comparing import carry_out as compare_as_planned
 from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
 
@@ -105,6 +106,8 @@ def _adopt_groups(run: FailbackRun) -> str:
     _add_partitions(run.destination, topics)
     limits = {divergence.topic_partition: divergence.shared_end for one in topics for divergence in one.divergences}
     run.groups += adopt_offsets(run.destination, run.mirror.name, run.settings, limits)
+    for one in topics:
+        run.attempt(one.topic, partial(require_committed, run.groups, one.topic))
     return "groups taken over"
 
 
@@ -128,9 +131,18 @@ def _add_partitions(destination: Destination, topics: Collection[TopicComparison
 
 
 def _adopt(run: FailbackRun) -> str:
-    comparisons = _not_diverging(run)
+    failed = {row.topic for row in run.rows}
+    comparisons = [one for one in _not_diverging(run) if one.topic not in failed]
     topics = TopicSelector(tuple(one.topic for one in comparisons))
-    result = add(run.destination, run.mirror.name, topics, adopt=True, bulk=run.bulk, watch=run.watch)
+    result = add(
+        run.destination,
+        run.mirror.name,
+        topics,
+        adopt=True,
+        start_from=StartFrom(),
+        bulk=run.bulk,
+        watch=run.watch,
+    )
     run.warnings += result.warnings
     rows = {row.topic: row for row in result.results}
     for one in comparisons:

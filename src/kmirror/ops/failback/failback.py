@@ -31,7 +31,7 @@ from kmirror.ops.mirrors.create import check_name, checked_properties, source_cl
 from kmirror.ops.rights.own_rights import record_warnings
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
-from kmirror.settings.parsing import parse_settings, stored_settings
+from kmirror.settings.parsing import stored_settings
 from kmirror.state.waiting import boottime
 from kmirror.work import Watch, unwatched
 
@@ -73,10 +73,6 @@ def failback(
     began_ms, began, name = now_ms(), boottime(), request.mirror
     check_name(name)
     source, settings = checked_properties(request.properties)
-    if prefix := parse_settings(settings).topic_prefix:
-        raise RefusedError(
-            f"the file sets topic.prefix={prefix}: topics would not keep their own names", "leave it out"
-        )
     require_usable_once_stored(source)
     require_supported(destination.client, "the old source", Role.DESTINATION)
     if request.strategy is Strategy.OFFLINE:
@@ -86,11 +82,16 @@ def failback(
         client = stack.enter_context(source_client(source))
         state = destination.state()
         mirror = mirror_for(destination, state, name, source, settings, cluster_id)
+        if prefix := stored_settings(mirror.settings).topic_prefix:
+            raise RefusedError(
+                f"mirror {name} has topic.prefix={prefix}: topics would not keep their own names",
+                f"leave it out of the file; if mirror {name} has it here already, delete that mirror first",
+            )
         primary = new_primary(client, source, cluster_id, name, destination.cluster_id)
         progress = Progress(destination, name)
         lanes = stored_settings(mirror.settings).copy_lanes
         bulk = stack.enter_context(Bulk(request.spark, FAILBACK, name, lanes, watch))
-        plan = make_plan(destination, state, primary, request, progress, bulk, watch)
+        plan = make_plan(destination, state, primary, mirror, request, progress, bulk, watch)
         seconds = {"looked": boottime() - began}
 
         run = FailbackRun(

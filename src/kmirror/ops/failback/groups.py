@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.groups.cluster_groups import GROUP_ID_NOT_FOUND, ClusterGroups
 from kmirror.cluster.groups.group_members import DescribedGroup, Member
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import TimedOutError, UnreachableError
+from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
+from kmirror.ops.add.topic_admin import CREATION_S
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.topic_results import GroupResult, Outcome
+from kmirror.ops.groups.commit import limit_text, reason_text
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.ops.groups.restore import CommittedOffsets, OffsetsByGroup, committed_offsets, known_committed
 from kmirror.settings.table import Settings
-from kmirror.state.group_records import KEPT_OFFSETS, GroupRecord
+from kmirror.state.group_records import KEPT_OFFSETS, GroupReason, GroupRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
-from kmirror.words import visible
+from kmirror.words import counted, visible
 
 _PAUSE_S = 0.2
 #: How long to wait for groups that are assigning partitions: until then no member reports any.
@@ -123,6 +125,19 @@ def restore_offsets(
     return _set(destination, mirror, settings, present, wanted)
 
 
+def require_committed(results: Iterable[GroupResult], topic: str) -> None:
+    """Raise KmirrorError if an offset of the topic could not be committed for a group."""
+    failed = {row.group: row for row in results if row.topic == topic and row.result is Outcome.FAILED}
+    if failed:
+        row = failed[min(failed)]
+        partition = TopicPartition(topic, row.partition)
+        more = f"; the same for {counted(len(failed) - 1, 'more group')}" if len(failed) > 1 else ""
+        raise KmirrorError(
+            f"offset {row.to_offset} of {partition} was not committed for group {visible(row.group)}: "
+            f"{row.message}{more}"
+        )
+
+
 def _set(
     destination: Destination, mirror: str, settings: Settings, present: CommittedOffsets, wanted: CommittedOffsets
 ) -> list[GroupResult]:
@@ -145,17 +160,35 @@ def _set(
 
     change(destination, mirror, decide)
     results = []
+    deadline = Deadline(CREATION_S)
     for group, offsets in wanted.items():
         before = present.get(group, {})
         changes = {partition: one for partition, one in offsets.items() if before.get(partition) != one}
-        codes = here.commit(group, kinds.get(group, GroupKind.CONSUMER), changes) if changes else {}
+        codes = _commit(here, group, kinds.get(group, GroupKind.CONSUMER), changes, deadline) if changes else {}
         for partition, one in sorted(changes.items()):
             was = before.get(partition)
-            code = codes[partition]
-            outcome = Outcome.FAILED if code else Outcome.DONE
-            reason = reason_of(code) if code else None
-            results.append(GroupResult(group, *partition, was.offset if was else None, one.offset, outcome, reason))
+            outcome, reason, message = Outcome.DONE, None, None
+            if code := codes.get(partition, Code.REQUEST_TIMED_OUT):
+                outcome, reason = Outcome.FAILED, reason_of(code)
+                detail = limit_text(here.client, code) if reason is GroupReason.REFUSED else None
+                message = reason_text(reason, detail)
+            offset = was.offset if was else None
+            results.append(GroupResult(group, *partition, offset, one.offset, outcome, reason, message))
     return results
+
+
+def _commit(
+    here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[TopicPartition, Committed], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Commit offsets; return an error code for each. Waits until the coordinator knows a topic that is new."""
+    codes = here.commit(group, kind, offsets)
+    while not deadline.passed:
+        early = {at: offsets[at] for at, code in codes.items() if code == Code.UNKNOWN_TOPIC_OR_PARTITION}
+        if not early:
+            break
+        time.sleep(_PAUSE_S)
+        codes |= here.commit(group, kind, early)
+    return codes
 
 
 def _with_ours(

@@ -12,6 +12,7 @@ from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror
 from kmirror.errors import Reason, RefusedError
+from kmirror.ops.add.add import require_recreatable
 from kmirror.ops.base.bulk import Bulk, SparkChoice
 from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, KnownFork
@@ -203,6 +204,7 @@ def make_plan(
     destination: Destination,
     state: State,
     primary: NewPrimary,
+    mirror: MirrorRecord,
     request: FailbackRequest,
     progress: Progress,
     bulk: Bulk,
@@ -211,7 +213,7 @@ def make_plan(
     """Read both clusters, and decide what to do with each topic.
 
     Raises:
-        RefusedError: a topic cannot be failed back as it is, or clients still use it here.
+        RefusedError: a topic cannot be failed back as it is, or created again, or clients still use it here.
         UnreachableError: a cluster does not answer.
     """
     names = chosen_topics(destination, primary, request.mirror, request.topics)
@@ -229,6 +231,10 @@ def make_plan(
         if name in found and found[name].printed_topic_id == work.topic_id
     }
     comparisons, warnings = compare_topics(destination, primary, request.mirror, rest, differences, bulk, watch)
+    if request.strategy is Strategy.RECREATE:
+        deletes = {one.topic: one.here for one in comparisons if one.diverges and one.here is not None}
+        if deletes:
+            require_recreatable(destination, state, mirror, primary.client, deletes)
     kept = [one for one in comparisons if not one.diverges or request.strategy is Strategy.OFFLINE]
     require_takes_copies(destination, [one.topic for one in kept if one.here is not None], "here")
     sizes: Mapping[TopicPartition, int] = {}

@@ -40,8 +40,8 @@ class TopicWork:
 
     By partition: `ranges` are the offsets to archive, `ends` where its logs ended, `limits` where they fork from the
     new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups` are
-    the offsets that groups had committed, by partition. `kept_ms` is how long the
-    archive keeps its records, None: for ever.
+    the offsets that groups had committed, by partition. `kept_ms` is how long the archive keeps its records, None: for
+    ever. `settings` are those of the topic that are never synced.
     """
 
     topic: str
@@ -56,6 +56,8 @@ class TopicWork:
     differs: Mapping[int, int] = field(default_factory=dict)
     records: int = 0
     kept_ms: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    replication_factor: int = -1
 
     @property
     def group_limits(self) -> dict[TopicPartition, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
@@ -25,7 +26,7 @@ from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
-from kmirror.ops.failback.groups import restore_offsets
+from kmirror.ops.failback.groups import require_committed, restore_offsets
 from kmirror.ops.failback.plan import Plan, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.failback.recheck import is_usable, require_copied, require_untouched
@@ -35,9 +36,11 @@ from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
+from kmirror.settings.value_types import StartFrom
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.sync.setting_changes import kept_settings
 from kmirror.words import counted
 from kmirror.work import Meter, Watch
 
@@ -140,9 +143,20 @@ def _plan_archive(topic: Topic) -> None:
     ranges = _ranges(found, discard=discard)
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
-    topic_id, limits = settled(found.here, "the topic's id").printed_topic_id, _limits(found)
+    here = settled(found.here, "the topic's id")
+    own = topic_settings(run.destination.client, [found.topic])[found.topic]
     topic.planned = TopicWork(
-        found.topic, TopicStep.ARCHIVE, topic_id, archive, ranges, found.ends, limits, groups, differs=differs
+        found.topic,
+        TopicStep.ARCHIVE,
+        here.printed_topic_id,
+        archive,
+        ranges,
+        found.ends,
+        _limits(found),
+        groups,
+        differs=differs,
+        settings=kept_settings(own),
+        replication_factor=here.replication_factor,
     )
 
 
@@ -239,7 +253,17 @@ def _record_deleted(topic: Topic) -> str:
 def _create(topic: Topic) -> str | None:
     run = topic.run
     with Meter(run.watch, f"creating {run.named(topic.work.topic)}"):
-        result = add(run.destination, run.mirror.name, TopicSelector((topic.work.topic,)), adopt=True)
+        work = topic.work
+        result = add(
+            run.destination,
+            run.mirror.name,
+            TopicSelector((work.topic,)),
+            adopt=True,
+            # all of it: what is before the fork was deleted here without being archived
+            start_from=StartFrom(),
+            overrides=work.settings,
+            replication_factor=work.replication_factor,
+        )
     run.warnings += result.warnings
     bad = [row for row in result.results if row.result not in (Outcome.DONE, Outcome.NOOP)]
     run.rows += bad
@@ -251,6 +275,7 @@ def _restore_groups(topic: Topic) -> str:
     run, work = topic.run, topic.work
     name, mirror = work.topic, run.mirror.name
     run.groups += restore_offsets(run.destination, mirror, run.settings, name, work.groups, work.group_limits)
+    require_committed(run.groups, name)
     run.progress.delete([name])
     if work.archive:
         kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"

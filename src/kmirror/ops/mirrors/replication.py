@@ -45,9 +45,7 @@ def replication_of(client: ClusterClient, settings: Settings, topics: Sequence[s
     """
     found = client.metadata([*_OWN, *topics]).topics
     replicas = {
-        name: min(len(partition.replicas) for partition in topic.partitions.values())
-        for name, topic in found.items()
-        if not topic.error_code and topic.partitions
+        name: topic.replication_factor for name, topic in found.items() if not topic.error_code and topic.partitions
     }
     kept = topic_settings(client, replicas, [_KEY])
     known = {name: Replication(count, _kept(kept[name]), True) for name, count in replicas.items()}
