@@ -255,8 +255,13 @@ def _without_topic_ids(source: TopicMetadata, state_topic: TopicMetadata | None)
     return None
 
 
-def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
-    """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it."""
+def decide(
+    facts: AddFacts, source_topic: str, *, adopt: bool, named: bool, keep_stopped: bool = False
+) -> TopicPlan | TopicResult:
+    """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it.
+
+    With `keep_stopped` a topic that was stopped is not adopted.
+    """
     topic = facts.settings.topic_prefix + source_topic
     there, here = facts.source[source_topic], facts.destination.get(topic)
     former = facts.state.topic(facts.mirror, topic)
@@ -354,7 +359,7 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
     if interrupted and not begun:
         return plan(Action.FINISH)
     stopped = former is not None and not gone and former.desired is DesiredState.STOPPED
-    if not adopt and stopped and not named:
+    if stopped and (keep_stopped or not (adopt or named)):
         return TopicResult(topic, None, Outcome.NOOP, f"{topic} was stopped and stays stopped unless added by name")
     if not adopt:
         return _refused(
