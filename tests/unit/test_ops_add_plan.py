@@ -221,6 +221,9 @@ def test_partition_counts_have_to_be_equal() -> None:
     row = refused(decided(here=existing(partitions=1), adopt=True))
     assert "delete" not in str(row.hint)
     assert str(row.hint).endswith("--alter --topic orders --partitions 2")
+    # kafka-topics reads a regular expression
+    row = refused(decided("eu.orders", here=topic("eu.orders", partitions=1), adopt=True))
+    assert str(row.hint).endswith("--alter --topic 'eu[.]orders' --partitions 2")
 
 
 def test_adding_a_mirror_topic_again_changes_nothing() -> None:

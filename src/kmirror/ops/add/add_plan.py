@@ -382,7 +382,8 @@ def _same_count_hint(facts: AddFacts, here: TopicMetadata, wanted: int, *, adopt
     """Return what to do about an existing topic with another number of partitions than its source."""
     if not adopt or len(here.partitions) > wanted:
         return "delete or rename it, or create the mirror with another topic.prefix"
-    topic, count = option("--topic", here.name), option("--partitions", str(wanted))
+    # a regular expression there: a dot would match others, which then grow as well
+    topic, count = option("--topic", here.name.replace(".", "[.]")), option("--partitions", str(wanted))
     grow = command_line("kafka-topics", *admin_options(facts.destination_login), "--alter", *topic, *count)
     return f"add the missing partitions, and run the same command again:\n{grow}"
 
