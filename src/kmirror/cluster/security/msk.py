@@ -26,7 +26,8 @@ CLIENT_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
 _TOKEN_SECONDS = 900
 _SESSION_NAME = "kmirror"
 _OPTIONS = frozenset({"awsProfileName", "awsRoleArn", "awsRoleSessionName", "awsStsRegion", "awsDebugCreds"})
-_REGION_IN_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
+#: A broker's name. Elsewhere below amazonaws.com any customer of AWS may have names.
+MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def msk_login(options: dict[str, str], hosts: Iterable[str], refresh_part: float
             f"sasl.jaas.config: option {unknown[0]} is not supported",
             f"kmirror knows {', '.join(sorted(_OPTIONS))}; others can be set in an AWS profile",
         )
-    regions = {found["region"] for host in hosts if (found := _REGION_IN_HOST.search(host))}
+    regions = {found["region"] for host in hosts if (found := MSK_HOST.search(host))}
     return MskLogin(
         region=regions.pop() if len(regions) == 1 else "",
         profile=options.get("awsProfileName", ""),

@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from kmirror.cluster.security.jaas import parse_jaas
+from kmirror.cluster.security.msk import MSK_HOST
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
 from kmirror.errors import PolicyError, Reason, UsageError
 from kmirror.words import address_of
@@ -53,8 +54,6 @@ _SECRETS = frozenset(
     }
 )
 _MAY_REFER = _FILES | _SECRETS
-#: Brokers that may be sent a login with the AWS credentials of this host, unless `sources` says otherwise.
-_AWS_HOSTS = ("*.amazonaws.com", "*.amazonaws.com.cn")
 _DEFAULT_ENV = ("KMIRROR_*",)
 _VARIABLES = {key: f"KMIRROR_TRUST_{key.upper()}" for key in TRUST_KEYS}
 _PORTS = {"https": 443, "http": 80}
@@ -161,9 +160,9 @@ class TrustPolicy:
             )
 
     def refuse_aws(self, servers: Addresses) -> None:
-        """Refuse to sign in with this host's AWS credentials elsewhere than at AWS, unless `sources` names it."""
+        """Refuse to sign in with this host's AWS credentials elsewhere than at Amazon MSK, unless `sources` names it."""
         for host, port in servers:
-            if not self.limits_sources and not _names(_AWS_HOSTS, host, port):
+            if not self.limits_sources and not MSK_HOST.search(host.lower()):
                 raise _refused(
                     "bootstrap.servers: a token of this host's AWS credentials is not sent to"
                     f" {address_of(host, port)}",
