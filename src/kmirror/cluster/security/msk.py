@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.security.tokens import Token
+from kmirror.cluster.security.trust import MSK_HOST
 from kmirror.errors import Reason, UnreachableError, UsageError
 
 MECHANISM = "AWS_MSK_IAM"
@@ -26,8 +26,6 @@ CLIENT_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
 _TOKEN_SECONDS = 900
 _SESSION_NAME = "kmirror"
 _OPTIONS = frozenset({"awsProfileName", "awsRoleArn", "awsRoleSessionName", "awsStsRegion", "awsDebugCreds"})
-#: A broker's name. Elsewhere below amazonaws.com any customer of AWS may have names.
-MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 
 
 @dataclass(frozen=True, slots=True)

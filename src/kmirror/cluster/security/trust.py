@@ -26,7 +26,6 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from kmirror.cluster.security.jaas import parse_jaas
-from kmirror.cluster.security.msk import MSK_HOST
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
 from kmirror.errors import PolicyError, Reason, UsageError
 from kmirror.words import address_of
@@ -54,6 +53,8 @@ _SECRETS = frozenset(
     }
 )
 _MAY_REFER = _FILES | _SECRETS
+#: The name of a broker of Amazon MSK. Elsewhere below amazonaws.com any customer of AWS may have names.
+MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 _DEFAULT_ENV = ("KMIRROR_*",)
 _VARIABLES = {key: f"KMIRROR_TRUST_{key.upper()}" for key in TRUST_KEYS}
 _PORTS = {"https": 443, "http": 80}
@@ -160,7 +161,7 @@ class TrustPolicy:
             )
 
     def refuse_aws(self, servers: Addresses) -> None:
-        """Refuse to sign in with this host's AWS credentials elsewhere than at Amazon MSK, unless `sources` names it."""
+        """Refuse to sign in with this host's AWS credentials elsewhere than at MSK, unless `sources` names it."""
         for host, port in servers:
             if not self.limits_sources and not MSK_HOST.search(host.lower()):
                 raise _refused(
