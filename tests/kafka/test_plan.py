@@ -22,6 +22,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.settings.patterns import TopicSelector
+from kmirror_plan.migration_plan import VERSION
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, unique_topic
@@ -191,6 +192,12 @@ def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(
     done = typed(destination, "plan", "--against", str(tmp_path))
     assert (done.returncode, "plan.json" in done.stderr) == (ExitCode.USAGE, True)
     assert {file.name for file in tmp_path.iterdir()} == {"source.properties"}
+    # a plan that was sent to this host names none of its secrets
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "${file:/etc/passwd:root}"}
+    sent = {"version": VERSION, "mirrorConfig": {"bootstrap.servers": "b:9092", **login}, "options": {}}
+    (tmp_path / "plan.json").write_text(json.dumps(sent))
+    done = typed(destination, "plan", "--against", str(tmp_path))
+    assert (done.returncode, "this host lets no mirror name /etc/passwd" in done.stderr) == (ExitCode.REFUSED, True)
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ def plan_verb(
     against: str | None,
     mirror: str,
 ) -> int:
-    from kmirror.ops.mirrors.create import check_name
+    from kmirror.ops.base.trust_checks import require_usable_once_stored
+    from kmirror.ops.mirrors.create import check_name, checked_properties
     from kmirror_plan.differences import CHANGES, changes_between
     from kmirror_plan.plan_files import RUNBOOK_FILE, PlanFolder, read_plan
     from kmirror_plan.planning import PlanRequest, plan
@@ -99,6 +100,8 @@ def plan_verb(
             raise UsageError("--against takes everything from the earlier plan", "give only --sample besides")
         before = read_plan(against)
         request = PlanRequest.stored(before["mirrorConfig"], before["options"])
+        # who sent the plan need not be an operator of this host
+        require_usable_once_stored(checked_properties(request.mirror_config)[0])
     else:
         properties = {**call.read_properties(str(mirror_config)), **config}
         request = PlanRequest(properties, topics, 30_000, wave_bytes, wave_ms, CopyRates(bandwidth), trial)
