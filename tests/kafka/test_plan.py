@@ -120,7 +120,8 @@ def test_the_folder_has_files_that_other_commands_take_and_says_what_changed(
     produce(source, orders, ["one", "two"])
     config, mirror = Path(file_of(source, tmp_path)), unique_topic("m")
     with config.open("a") as file:
-        file.write("topic.prefix=new.\n")
+        file.write("topic.prefix=new.\ntopics.exclude=.*-not\n")
+    make_topic(source, f"{prefix}-not")
     monkeypatch.chdir(tmp_path)
     first = planned(
         destination,
