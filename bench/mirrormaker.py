@@ -14,7 +14,8 @@ from bench.clusters import Pair
 from bench.contenders import Load
 from bench.processes import Running, start
 from kmirror.java import find_java
-from kmirror_sandbox.broker_config import logging_option, logging_properties, properties_text
+from kmirror.java_properties import properties_text
+from kmirror_sandbox.broker_config import logging_option, logging_properties
 from kmirror_sandbox.jars import KafkaJars, kafka_jars
 
 _JAVA_OPTIONS = ("-Xms1g", "-Xmx1g", "-server", "-XX:+UseParallelGC")

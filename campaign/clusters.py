@@ -26,7 +26,7 @@ from campaign.logins import MECHANISM, SCRAM, USER, allow_all, change_settings, 
 from campaign.proxy import BACK, LOOPBACK, THERE, Trouble
 from campaign.world import NEW, Ground
 from kmirror.errors import RefusedError
-from kmirror_sandbox.broker_config import properties_text
+from kmirror.java_properties import properties_text
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import controller_count, save_spec
 from kmirror_sandbox.ports import free_ports

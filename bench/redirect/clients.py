@@ -19,7 +19,7 @@ from typing import Any
 from bench.measure import CopyFailedError
 from bench.processes import REPOSITORY
 from kmirror.cluster.security.client_config import client_config
-from kmirror_sandbox.broker_config import properties_text
+from kmirror.java_properties import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import cache_directory, kafka_jars
 from tests.support.java_programs import java_command

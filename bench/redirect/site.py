@@ -20,7 +20,7 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Oper
 from kmirror.cluster.rights.acls import await_acls, create_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
-from kmirror_sandbox.broker_config import properties_text
+from kmirror.java_properties import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 
 MIRROR = "redirect"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.columns import COUNT, FLAG, TEXT, Type, list_of, one_of, shown, table_row
+from kmirror.settings.patterns import TopicSelector
+from kmirror.settings.table import Settings
 from kmirror.words import byte_count, byte_rate
 
 #: Bytes as stored, compressed.
@@ -133,6 +135,18 @@ _CONNECT = re.compile(r"(.*connect.*)[-_.](?:configs?|offsets?|status(?:es)?)")
 def is_mirrored(topic: str) -> bool:
     """Return whether a topic is to be planned: not one of Kafka's own, nor kmirror's."""
     return topic not in _OWN and not topic.startswith("__kmirror_")
+
+
+def choice_of(settings: Settings, topics: TopicSelector | None) -> Callable[[str], bool]:
+    """Return whether a topic is chosen: one of `topics`, or else of the mirror's filters, and not excluded by these."""
+    included = settings.topics_include if topics is None and settings.topics_include.patterns else topics
+
+    def is_chosen(name: str) -> bool:
+        if not is_mirrored(name) or settings.topics_exclude.matches(name):
+            return False
+        return included is None or included.matches(name)
+
+    return is_chosen
 
 
 def shape_of(topic: str, *, is_compacted: bool, groups: Iterable[str]) -> Shape:

@@ -14,7 +14,7 @@ from kmirror.files import replace_file
 from kmirror.words import json_text
 from kmirror_plan.migration_plan import VERSION, MigrationPlan
 from kmirror_plan.plan_page import plan_page
-from kmirror_plan.runbook import runbook, wave_file, wave_topics
+from kmirror_plan.runbook import runbook, wave_files
 
 PLAN_FILE = "plan.json"
 RUNBOOK_FILE = f"{Path('runbook').with_suffix('.md')}"
@@ -43,10 +43,10 @@ class PlanFolder:
             raise UsageError(f"--out: {folder} has files that are not of a plan", "name another directory")
         return cls(folder)
 
-    def write(self, plan: MigrationPlan, mirror: str, mirror_config: str, destination: Arguments) -> list[str]:
+    def write(self, plan: MigrationPlan, mirror: str, source: Arguments, destination: Arguments) -> list[str]:
         """Write the files; return their names. Raises KmirrorError."""
-        content = {wave_file(wave): wave_topics(wave) for wave in plan.waves}
-        content[RUNBOOK_FILE] = runbook(plan, mirror, mirror_config, destination)
+        content = wave_files(plan)
+        content[RUNBOOK_FILE] = runbook(plan, mirror, source, destination)
         content["plan.html"] = plan_page(plan)
         content[PLAN_FILE] = json_text(plan.to_json(), indent=1) + "\n"
         try:

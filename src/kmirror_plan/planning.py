@@ -17,6 +17,7 @@ from kmirror.ops.mirrors.replication import NEW_TOPICS, replication_of
 from kmirror.settings.parsing import parse_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
+from kmirror_plan.inventory import choice_of
 from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
 from kmirror_plan.reading_source import Progress, read_inventory
 from kmirror_plan.trial import run_trial
@@ -93,10 +94,9 @@ def plan(destination: Destination, request: PlanRequest, progress: Progress) -> 
     source, changed = checked_properties(request.mirror_config)
     settings = parse_settings(changed)
     selector = TopicSelector.parse(request.topics, "--topics") if request.topics else None
-    if selector is None and settings.topics_include.patterns:
-        selector = settings.topics_include
+    is_chosen = choice_of(settings, selector)
     with ClusterClient(client_config(source)) as client, naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
-        inventory = read_inventory(client, selector, request.sample_ms, progress)
+        inventory = read_inventory(client, is_chosen, request.sample_ms, progress)
     if not inventory.topics:
         raise RefusedError("no topic of the source is to be planned", "check --topics, and DESCRIBE on the topics")
     progress("reading the destination")

@@ -33,7 +33,6 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import now_ms
-from kmirror.settings.patterns import TopicSelector
 from kmirror.words import counted, listed
 from kmirror_plan.inventory import (
     GroupFacts,
@@ -41,7 +40,6 @@ from kmirror_plan.inventory import (
     ProducerFacts,
     TopicFacts,
     Unseen,
-    is_mirrored,
     shape_of,
 )
 
@@ -86,16 +84,16 @@ class _Sample:
 
 
 def read_inventory(
-    client: ClusterClient, topics: TopicSelector | None, sample_ms: int, progress: Progress
+    client: ClusterClient, is_chosen: Callable[[str], bool], sample_ms: int, progress: Progress
 ) -> Inventory:
-    """Read a source; it takes `sample_ms` at least.
+    """Read the topics of a source that are chosen by their names; it takes `sample_ms` at least.
 
     Raises:
         UnreachableError: the cluster does not answer.
     """
     seen = _Seen()
     found = client.metadata(None)
-    chosen = _chosen(found, topics, seen)
+    chosen = _chosen(found, is_chosen, seen)
     partitions = [TopicPartition(name, one) for name, topic in chosen.items() for one in topic.partitions]
     progress(f"reading {counted(len(chosen), 'topic')}")
     began, began_ms = time.monotonic(), now_ms()
@@ -133,10 +131,10 @@ def read_inventory(
     )
 
 
-def _chosen(found: ClusterMetadata, topics: TopicSelector | None, seen: _Seen) -> dict[str, TopicMetadata]:
+def _chosen(found: ClusterMetadata, is_chosen: Callable[[str], bool], seen: _Seen) -> dict[str, TopicMetadata]:
     chosen, refused = {}, []
     for name, topic in found.topics.items():
-        if not is_mirrored(name) or (topics is not None and not topics.matches(name)):
+        if not is_chosen(name):
             continue
         if topic.error_code:
             refused.append(f"{name} ({code_name(topic.error_code)})")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kmirror.commands import Arguments, command_line, option
+from kmirror.settings.parsing import parse_settings, split
 from kmirror.words import at_time, byte_count, counted, visible
 from kmirror_plan.migration_plan import MigrationPlan
 from kmirror_plan.waves import Wave, duration_text
@@ -15,17 +16,34 @@ def wave_file(wave: Wave) -> str:
     return f"wave-{wave.number:02}.topics"
 
 
-def wave_topics(wave: Wave) -> str:
-    """Return the content of that file, for `--topics @FILE`: each line is the exact name of a topic."""
-    return "".join(f"{topic}\n" for topic in wave.topics)
+def copies_file(wave: Wave) -> str:
+    """Return the name of the file with the names of a wave's topics at the destination, if they have a prefix there."""
+    return f"wave-{wave.number:02}-copies.topics"
 
 
-def runbook(plan: MigrationPlan, mirror: str, mirror_config: str, destination: Arguments) -> str:
-    """Return the runbook; `destination` are the options that name it, `mirror_config` the file as it was given."""
-    return "\n".join(_lines(plan, mirror, mirror_config, destination)) + "\n"
+def wave_files(plan: MigrationPlan) -> dict[str, str]:
+    """Return the content of these files by name, for `--topics @FILE`: each line is the exact name of a topic."""
+    prefix = parse_settings(split(plan.mirror_config)[1]).topic_prefix
+    files = {wave_file(wave): _listed(wave.topics) for wave in plan.waves}
+    if prefix:
+        files |= {copies_file(wave): _listed(prefix + topic for topic in wave.topics) for wave in plan.waves}
+    return files
 
 
-def _lines(plan: MigrationPlan, mirror: str, mirror_config: str, destination: Arguments) -> Iterator[str]:
+def _listed(topics: Iterable[str]) -> str:
+    return "".join(f"{topic}\n" for topic in topics)
+
+
+def runbook(plan: MigrationPlan, mirror: str, source: Arguments, destination: Arguments) -> str:
+    """Return the runbook; `source` are the options of `create` that name it, `destination` those that name that."""
+    return "\n".join(_lines(plan, mirror, source, destination)) + "\n"
+
+
+def _lines(plan: MigrationPlan, mirror: str, source: Arguments, destination: Arguments) -> Iterator[str]:
+    settings = parse_settings(split(plan.mirror_config)[1])
+    # topics that a filter names would all be copied at once
+    by_wave = option("--config", "topics.include=") if settings.topics_include.patterns else ()
+
     def on(verb: str, *more: str) -> str:
         return command_line("kmirror", verb, *option("--mirror", mirror), *more, *destination)
 
@@ -43,7 +61,7 @@ def _lines(plan: MigrationPlan, mirror: str, mirror_config: str, destination: Ar
         yield ""
     yield "## Once"
     yield ""
-    yield from _block(on("create", *option("--mirror-config", mirror_config)), on("check"))
+    yield from _block(on("create", *source, *by_wave), on("check"))
     yield "Start an engine, beside the destination, and leave it running until the last wave has moved:"
     yield ""
     yield from _block(on("run"))
@@ -54,9 +72,9 @@ def _lines(plan: MigrationPlan, mirror: str, mirror_config: str, destination: Ar
         yield ""
         yield "Copy, and compare:"
         yield ""
-        topics = ("--topics", f"@{wave_file(wave)}")
+        topics = ("--topics", f"@{copies_file(wave) if settings.topic_prefix else wave_file(wave)}")
         yield from _block(
-            on("add", *topics),
+            on("add", "--topics", f"@{wave_file(wave)}"),
             on("wait", *topics, "--for", "caught-up", "--timeout", _patience(wave)),
             on("verify", *topics),
         )

@@ -2,8 +2,9 @@
 
 Some topics of each class are copied by a mirror of their own, into topics with a prefix of their own, one class after
 another, each until enough bytes are copied. Where a quota of the source may slow it down, that takes half a minute:
-what a client has not used lately it may borrow, so that a shorter copy shows too much. Afterwards everything that was
-made for it is removed: the engine, the topics, the mirror. The source is only read.
+what a client has not used lately it may borrow, so that a shorter copy shows too much. Afterwards what was made for it
+is removed: the engine, the topics, the mirror. kmirror's own two topics stay, created as the mirror's file says. The
+source is only read.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from kmirror_plan.reading_source import Progress
 from kmirror_plan.waves import CopyRates, batch_class
 
 _PREFIX = "kmirror-trial-"
-#: What may decide how fast a mirror copies, of the settings in its file.
-_KEPT_SETTINGS = ("copy.", "client.rack", "replication.factor", "throttle.")
+#: What may decide how fast a mirror copies, of the settings in its file; and how kmirror's own topics are created.
+_KEPT_SETTINGS = ("copy.", "client.rack", "replication.factor", "state.replication.factor", "throttle.")
 #: Everything that a mirror does besides copying.
 _OFF = (
     "sync.group.offsets.enabled",

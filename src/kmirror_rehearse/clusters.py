@@ -23,18 +23,20 @@ from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import NoAuthorizerError, create_acls, delete_acls, describe_acls
-from kmirror.cluster.security.properties import literal_secrets
+from kmirror.cluster.security.jaas import parse_jaas
+from kmirror.cluster.security.properties import is_reference, literal_secrets, resolve_value
 from kmirror.cluster.security.property_reader import PropertyReader
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS
 from kmirror.cluster.security.trust import host_policy
 from kmirror.cluster.topics.topic_requests import delete_topics
 from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError
+from kmirror.java_properties import write_properties
 from kmirror.ops.base.context import Destination
 from kmirror.state.internal_topics import OWN_TOPICS
 from kmirror.state.rights_records import SHARED
 from kmirror.words import counted, listed
 from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, made_by_others
-from kmirror_sandbox.broker_config import write_properties
+from kmirror_sandbox.broker_config import jaas_quoted
 from kmirror_sandbox.cluster import DEFAULT_USERS, SandboxCluster, start_together
 from kmirror_sandbox.ports import LOOPBACK
 
@@ -227,5 +229,17 @@ def for_a_record(properties: Mapping[str, str], file: Path) -> dict[str, str]:
     """Return properties for a record, which holds no secrets: they are written to a file that only we can read."""
     reader, literal = PropertyReader.of(properties, None), literal_secrets(properties)
     hidden = [key for key, value in properties.items() if key in literal or "${" in value]
-    write_properties(file, {key: reader.text(key) or "" for key in hidden})
+    write_properties(file, {key: _as_text(reader, key) for key in hidden})
     return {**properties, **{key: f"${{file:{file}:{key}}}" for key in hidden}}
+
+
+def _as_text(reader: PropertyReader, key: str) -> str:
+    """Return a value without references: what they stand for; in a JAAS line it has to be quoted."""
+    value = reader.properties[key]
+    if key != "sasl.jaas.config" or is_reference(value):
+        return reader.text(key) or ""
+    modules = []
+    for entry in parse_jaas(value):
+        options = (f"{name}={jaas_quoted(resolve_value(key, text))}" for name, text in entry.options.items())
+        modules.append(f"{entry.login_module} required {' '.join(options)};")
+    return " ".join(modules)

@@ -19,7 +19,7 @@ from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.parsing import parse_settings
 from kmirror.words import listed
-from kmirror_plan.inventory import is_mirrored
+from kmirror_plan.inventory import choice_of
 from kmirror_rehearse.clusters import (
     NamedDestination,
     rehearsal_folder,
@@ -109,11 +109,9 @@ def _read_source(request: RehearsalRequest, stack: ExitStack) -> Source:
         found = client.metadata(None).topics
     if selector is not None and (missing := selector.missing_names(list(found))):
         raise RefusedError(f"the source has no topic {listed(missing)}", "check --topics, and DESCRIBE on the topics")
+    is_chosen = choice_of(settings, selector)
     chosen = {
-        name: len(one.partitions)
-        for name, one in sorted(found.items())
-        if is_mirrored(name) and not one.error_code and (selector is None or selector.matches(name))
-        if not settings.topics_exclude.matches(name)
+        name: len(one.partitions) for name, one in sorted(found.items()) if not one.error_code and is_chosen(name)
     }
     if not chosen:
         raise RefusedError("no topic of the source is to be rehearsed", "check --topics, and DESCRIBE on the topics")

@@ -22,6 +22,7 @@ from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError
+from kmirror.java_properties import write_properties
 from kmirror.ops.add.add import add
 from kmirror.ops.base.client_gaps import ClientGaps, gap_sentences
 from kmirror.ops.base.context import Destination, now_ms
@@ -72,7 +73,6 @@ from kmirror_rehearse.rehearsal_findings import Finding, Kind, bad, warn
 from kmirror_rehearse.rehearsal_run import (
     RehearsalRun,
 )
-from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.cluster import SandboxCluster
 
 MIRROR = "rehearsal"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from kmirror.java_properties import properties_text
 from kmirror_sandbox.cluster_spec import ADMIN_USER, BROKER_PRINCIPAL, ClusterSpec, NodeSpec, SecuritySpec, TokenSpec
 from kmirror_sandbox.ports import LOOPBACK
 from kmirror_sandbox.tiered_store import STORE_CLASS
@@ -17,8 +17,6 @@ CERTIFICATE_LISTENER = "SSL"
 
 #: Claims in the tokens of a cluster whose clients log in with OAUTHBEARER.
 TOKEN_ISSUER, TOKEN_AUDIENCE = "sandbox", "kafka"
-
-_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 _LOG4J2 = """\
 status = error
@@ -99,32 +97,6 @@ def jaas_quoted(value: str) -> str:
     """Return a value as a quoted string of a JAAS configuration."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def properties_text(settings: Mapping[str, str]) -> str:
-    """Return settings as the text of a Java properties file, escaped."""
-    return "".join(f"{_escaped(key, ' :=#!')}={_escaped(value, '')}\n" for key, value in settings.items())
-
-
-def write_properties(path: Path, settings: Mapping[str, str]) -> Path:
-    """Write settings to a properties file that only its owner can read; return the path."""
-    path.touch(mode=0o600)
-    path.write_text(properties_text(settings), encoding="utf-8")
-    return path
-
-
-def _escaped(text: str, separators: str) -> str:
-    def escape(position: int, character: str) -> str:
-        if character in _ESCAPES:
-            return _ESCAPES[character]
-        if character in separators or (character == " " and position == 0):
-            return f"\\{character}"
-        if " " <= character <= "~":
-            return character
-        units = character.encode("utf-16-be")
-        return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-    return "".join(escape(position, character) for position, character in enumerate(text))
 
 
 def _with_kraft(spec: ClusterSpec, node: NodeSpec) -> dict[str, str]:

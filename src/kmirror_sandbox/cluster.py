@@ -18,9 +18,9 @@ from typing import Self
 
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
+from kmirror.java_properties import write_properties
 from kmirror.words import counted
 from kmirror.work import Add, Meter, Watch, unwatched
-from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.certificates import make_certificates
 from kmirror_sandbox.client_files import create_scram_users, login_properties
 from kmirror_sandbox.cluster_spec import (

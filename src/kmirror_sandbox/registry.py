@@ -19,9 +19,9 @@ from typing import Any
 
 from kmirror.columns import COUNT, TEXT, Column, Table, columns_of, document, list_of, one_of, shown, table_row
 from kmirror.errors import RefusedError, UsageError
+from kmirror.java_properties import write_properties
 from kmirror.words import counted
 from kmirror.work import Watch, unwatched
-from kmirror_sandbox.broker_config import write_properties
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from kmirror_sandbox.cluster_spec import ADMIN_USER, CERTIFICATE, controller_count, has_spec
 from kmirror_sandbox.jars import check_kafka_version

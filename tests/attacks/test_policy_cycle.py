@@ -12,8 +12,8 @@ import pytest
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
+from kmirror.java_properties import properties_text
 from kmirror.ops.base.context import Destination
-from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import typed

@@ -339,6 +339,20 @@ def test_topics_are_added_with_their_options(site: Site) -> None:
     assert refused["error"]["message"] == "the source has no topic none"
 
 
+def test_a_pattern_that_adopts_takes_no_topic_that_was_stopped(site: Site) -> None:
+    stopped, there = new_topics(site.pair.source, "family", "family")
+    source = 'source = { "bootstrap.servers" = "SERVERS" }'
+    site.write(f'[mirrors.m]\ntopics = ["{stopped}"]\n{source}')
+    assert site.apply()[0] == 0
+    assert typed(site.pair.destination, "failover", "--mirror", "m", "--topics", stopped, "--yes").returncode == 0
+    make_topic(site.pair.destination, there)
+
+    site.write(f'[mirrors.m]\n{source}\n[[mirrors.m.add]]\ntopics = ["{stopped}|{there}"]\nadopt = true')
+    code, done = site.apply()
+    assert (code, done["error"]) == (0, None)
+    assert site.topics("m") == {stopped: DesiredState.STOPPED, there: DesiredState.ACTIVE}
+
+
 def test_what_ends_mirroring_is_asked_about_on_a_terminal(site: Site) -> None:
     (a,) = new_topics(site.pair.source, "a")
     source = 'source = { "bootstrap.servers" = "SERVERS" }'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.describe import describe
 from kmirror.settings.patterns import TopicSelector
+from kmirror_plan.migration_plan import VERSION
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, unique_topic
@@ -109,23 +111,42 @@ def test_applications_and_hubs_of_an_estate_are_found_and_no_wave_splits_one(
 
 
 def test_the_folder_has_files_that_other_commands_take_and_says_what_changed(
-    cluster_pair: ClusterPair, tmp_path: Path
+    cluster_pair: ClusterPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, destination = cluster_pair.source, cluster_pair.destination
     prefix, folder = unique_topic("shop"), tmp_path / "plan"
     orders, audit = f"{prefix}.orders", f"{prefix}-audit.(x)"
     make_topic(source, orders)
     produce(source, orders, ["one", "two"])
-    config = file_of(source, tmp_path)
-    first = planned(destination, "--mirror-config", config, "--topics", f"{prefix}.*", "--out", str(folder))
+    config, mirror = Path(file_of(source, tmp_path)), unique_topic("m")
+    with config.open("a") as file:
+        file.write("topic.prefix=new.\ntopics.exclude=.*-not\n")
+    make_topic(source, f"{prefix}-not")
+    monkeypatch.chdir(tmp_path)
+    first = planned(
+        destination,
+        *("--mirror-config", config.name, "--mirror", mirror, "--out", str(folder)),
+        *("--config", f"topics.include={prefix}.*"),
+    )
     check_document("migration-plan", json.loads((folder / "plan.json").read_text()))
     assert json.loads((folder / "plan.json").read_text()) == first
-    assert {file.name for file in folder.iterdir()} == {"plan.json", "plan.html", "runbook.md", "wave-01.topics"}
-    assert (folder / "wave-01.topics").read_text() == f"{orders}\n"
-    mirror = unique_topic("m")
-    assert typed(destination, "create", "--mirror", mirror, "--mirror-config", config).returncode == 0
-    added = typed(destination, "add", "--mirror", mirror, "--topics", f"@{folder / 'wave-01.topics'}", "--dry-run")
-    assert (added.returncode, orders in added.stdout) == (0, True)
+    names_here, names_there = "wave-01.topics", "wave-01-copies.topics"
+    assert {file.name for file in folder.iterdir()} == {"plan.json", "plan.html", "runbook.md", names_here, names_there}
+    assert (folder / names_here).read_text() == f"{orders}\n"
+    # the commands of the runbook, in its folder: the wave is copied, and nothing else
+    monkeypatch.chdir(folder)
+    commands = [shlex.split(line)[1:] for line in (folder / "runbook.md").read_text().splitlines() if line[:1] == "k"]
+    for verb in ("create", "add"):
+        (words,) = [words for words in commands if words[:1] == [verb]]
+        done = typed(destination, *words)
+        assert done.returncode == 0, done.stderr
+    assert f"new.{orders}" in done.stdout
+    with Destination.open({"bootstrap.servers": destination.bootstrap_servers}) as opened:
+        record = opened.state().mirror(mirror)
+    assert record is not None
+    assert not record.settings.get("topics.include")
+    (words,) = [words for words in commands if words[:1] == ["wait"]]
+    assert typed(destination, *words, "--timeout", "0s").returncode == ExitCode.TIMED_OUT
 
     def changes() -> set[tuple[str, str, str, str]]:
         done = typed(destination, "plan", "--against", str(folder), "--sample", "0s", "--json")
@@ -191,6 +212,12 @@ def test_a_folder_with_other_files_is_not_used_and_nothing_to_plan_is_refused(
     done = typed(destination, "plan", "--against", str(tmp_path))
     assert (done.returncode, "plan.json" in done.stderr) == (ExitCode.USAGE, True)
     assert {file.name for file in tmp_path.iterdir()} == {"source.properties"}
+    # a plan that was sent to this host names none of its secrets
+    login = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": "${file:/etc/passwd:root}"}
+    sent = {"version": VERSION, "mirrorConfig": {"bootstrap.servers": "b:9092", **login}, "options": {}}
+    (tmp_path / "plan.json").write_text(json.dumps(sent))
+    done = typed(destination, "plan", "--against", str(tmp_path))
+    assert (done.returncode, "this host lets no mirror name /etc/passwd" in done.stderr) == (ExitCode.REFUSED, True)
 
 
 @pytest.mark.slow

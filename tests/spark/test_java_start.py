@@ -14,7 +14,7 @@ from kmirror.engine.spark import gateway
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.class_archive import ClassArchive
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.errors import RefusedError
+from kmirror.errors import ExitCode, KmirrorError
 from kmirror.java import find_java
 from tests.support.processes import tree
 from tests.support.waiting import wait_until
@@ -96,10 +96,10 @@ def test_settings_that_only_scripts_understand_start_spark_by_its_scripts(tmp_pa
 
 
 def test_a_setting_that_spark_refuses_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"Spark did not start: .*'soon'.*spark\.network\.timeout") as caught:
+    with pytest.raises(KmirrorError, match=r"Spark did not start: .*'soon'.*spark\.network\.timeout") as caught:
         SparkRuntime(options(tmp_path, network_timeout="soon")).start()
 
-    assert caught.value.hint == f"see {tmp_path / 'spark.log'}"
+    assert (caught.value.hint, caught.value.exit_code) == (f"see {tmp_path / 'spark.log'}", ExitCode.UNEXPECTED)
 
 
 def test_java_that_ends_at_once_is_said(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_java_that_ends_at_once_is_said(tmp_path: Path) -> None:
     java.chmod(0o755)
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java")}
 
-    with pytest.raises(RefusedError, match="Java ended while Spark was starting") as caught:
+    with pytest.raises(KmirrorError, match="Java ended while Spark was starting") as caught:
         SparkRuntime(options(tmp_path), environ).start()
 
     assert caught.value.hint == f"see {tmp_path / 'spark.log'}"

@@ -28,6 +28,7 @@ from kmirror.cluster.rights.acls import await_acls, create_acls, delete_acls, de
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import KmirrorError
+from kmirror.java_properties import properties_text
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import VerbResult
@@ -39,7 +40,6 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
-from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from tests.support.acls import USERS
 from tests.support.clusters import made_clusters

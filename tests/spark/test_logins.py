@@ -20,9 +20,9 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import ExitCode
+from kmirror.java_properties import properties_text
 from kmirror.ops.base.context import Destination
 from kmirror.state.records import EngineRecord
-from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.certificates import make_certificates
 from kmirror_sandbox.cluster import SandboxCluster, start_together
 from tests.kafka import test_kerberos

@@ -20,11 +20,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_settings import topic_settings
+from kmirror.java_properties import properties_text
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
 from kmirror_compat.mirrormaker_records import checkpoint
-from kmirror_sandbox.broker_config import properties_text
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import kafka_jars
 from kmirror_sandbox.registry import down
@@ -158,16 +158,18 @@ def test_migration(pair: ClusterPair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["Default", "Identity"])
+def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path, policy: str) -> None:
     a, b, topic, alias = pair.source, pair.destination, unique_topic("orders"), unique_topic("A")
+    copies, prefix = ("", "new.") if policy == "Identity" else (f"{alias}.", "")
     moved, stays = unique_topic("billing"), unique_topic("stays")
     make_topic(a, topic, 1, retention_ms="-1")
     produce(a, topic, values("first"))
     commit(a, stays, topic, {0: 30})
     # as MirrorMaker 2 left it: a copy that begins ten records later, and two checkpoints, of which the last counts
-    make_topic(b, f"{alias}.{topic}", 1)
-    produce(b, f"{alias}.{topic}", values("first")[10:])
-    partition = TopicPartition(f"{alias}.{topic}", 0)
+    make_topic(b, f"{copies}{topic}", 1)
+    produce(b, f"{copies}{topic}", values("first")[10:])
+    partition = TopicPartition(f"{copies}{topic}", 0)
     make_topic(b, f"{alias}.checkpoints.internal", 1, cleanup_policy="compact")
     marks = Producer(properties_of(b))
     for entry in (
@@ -180,11 +182,14 @@ def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
     (tmp_path / "mm2.properties").write_text(
         f"clusters = {alias}, B\n{alias}.bootstrap.servers = {a.bootstrap_servers}\n"
         f"B.bootstrap.servers = {b.bootstrap_servers}\n{alias}->B.enabled = true\n{alias}->B.topics = {topic}\n"
+        f"replication.policy.class = org.apache.kafka.connect.mirror.{policy}ReplicationPolicy\n"
     )
     given = {
         "B": b.bootstrap_servers,
         "MM_FILE": "mm2.properties",
         "ALIAS": alias,
+        "COPIES": copies,
+        "PREFIX": prefix,
         "MIRROR": unique_topic("m"),
         "TOPIC": topic,
         "GROUP": moved,
@@ -196,10 +201,10 @@ def test_from_mirrormaker(pair: ClusterPair, tmp_path: Path) -> None:
         consumer.write_text(re.sub("-cp '[^']*'", f"-cp '{jars.classpath}'", consumer.read_text()))
         assert "topics.include" in operator.follow("1.")
         operator.follow("2.")
-        wait_until(lambda: committed(b, stays, topic) == {0: 30}, 60)
+        wait_until(lambda: committed(b, stays, prefix + topic) == {0: 30}, 60)
         assert stays in operator.follow("3.")
-        assert f"{topic},0,150\n" in operator.follow("4.")
-        assert read_all(b, topic, RECORDS - 150, moved) == values("first")[150:]
+        assert f"\n{prefix}{topic},0,150\n" in "\n" + operator.follow("4.")
+        assert read_all(b, prefix + topic, RECORDS - 150, moved) == values("first")[150:]
         assert operator.interrupt() == [0]
         operator.follow("5.")
 
@@ -307,6 +312,7 @@ def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_pat
         "MIRROR": mirror,
         "TOPIC": topic,
         "GROUP": group,
+        "SINCE": "2026-01-01T00:00:00.000",
         "KMIRROR_USER": "User:kmirror",
         "APP_USER": "User:app",
         "ADMIN": "admin.properties",
@@ -327,8 +333,10 @@ def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_pat
             operator.follow("5.")
             assert "50" in operator.follow("6.")
             operator.follow("7.")
-            operator.follow("8.")
             assert written(b, "app", topic) is None
+            ends = operator.follow("8.")
+            assert f"{topic}:0:200" in ends
+            assert f"{topic}:0:201" in ends
             with ClusterClient(client_config(b.client_properties())) as admin:
                 now = topic_settings(admin, [topic])[topic]
             assert not isinstance(now, int)
@@ -336,7 +344,7 @@ def test_break_glass(pair: ClusterPair, guarded_cluster: SandboxCluster, tmp_pat
             assert engine.process.poll() is None
             assert f"{topic}-0 is stopped" in operator.follow("9.")
             assert engine.wait(60) == 3
-        assert read_all(b, topic, RECORDS + 2) == [*values("first"), "probe", "v"]
+        assert read_all(b, topic, RECORDS + 1) == [*values("first"), "v"]
     finally:
         engine.destroy()
 

@@ -20,7 +20,7 @@ from tests.support.debian import library_path, unpacked
 from tests.support.ending import terminated
 from tests.support.waiting import PATIENCE_S, wait_until
 
-CONFIG = Path(__file__).parent.parent.parent / "deploy" / "haproxy" / "haproxy.cfg"
+CONFIG = Path(__file__).parent.parent.parent / "deploy" / "kubernetes" / "door" / "haproxy.cfg"
 #: HAProxy, with the libraries that it needs on top of a minimal Debian.
 _PACKAGES = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")
 _SERVER = re.compile(r"    server (?P<site>[ab])\d+ \S+ check addr \S+ port \d+")

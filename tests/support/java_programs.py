@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from kmirror_sandbox.broker_config import logging_option, logging_properties, properties_text
+from kmirror.java_properties import properties_text
+from kmirror_sandbox.broker_config import logging_option, logging_properties
 from kmirror_sandbox.jars import KafkaJars
 from tests.support.class_archive import java
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -13,7 +13,8 @@ from typing import Self
 from confluent_kafka.admin import AdminClient
 
 from kmirror.java import find_java
-from kmirror_sandbox.broker_config import logging_option, logging_properties, properties_text
+from kmirror.java_properties import properties_text
+from kmirror_sandbox.broker_config import logging_option, logging_properties
 from kmirror_sandbox.cluster import SandboxCluster
 from kmirror_sandbox.jars import kafka_jars
 from tests.support.installed_logs import create_topics

@@ -13,8 +13,8 @@ from kmirror.cli.commands.serve_command import serve_verb
 from kmirror.status.in_charge import FRESH_S, SETTLED_S
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-HAPROXY = (DEPLOY / "haproxy" / "haproxy.cfg").read_text(encoding="utf-8")
 FOLDER = DEPLOY / "kubernetes" / "door"
+HAPROXY = (FOLDER / "haproxy.cfg").read_text(encoding="utf-8")
 
 
 def container(name: str) -> dict[str, Any]:
@@ -42,7 +42,6 @@ def test_the_door_opens_after_all_first_checks() -> None:
 
 
 def test_kubernetes_runs_the_tested_configuration() -> None:
-    assert (FOLDER / "haproxy.cfg").read_text(encoding="utf-8") == HAPROXY
     folder = container("haproxy")["args"][-1].rpartition("/")[0]
     mounts = {mount["name"]: mount["mountPath"] for mount in container("haproxy")["volumeMounts"]}
     assert mounts["door"] == folder

@@ -13,13 +13,13 @@ from kmirror.cli.name_cache import cached_mirrors, cached_topics, lines_of, name
 from kmirror.cli.verbs import kmirror
 from kmirror.cluster.security.properties import parse_properties, read_properties
 from kmirror.engine.driver.engines import NotCopied
+from kmirror.java_properties import properties_text
 from kmirror.ops.mirrors.create import LONGEST_NAME, check_name
 from kmirror.settings.parsing import split
 from kmirror.settings.patterns import TopicSelector
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
 from kmirror.web.served import ServedStatus
-from kmirror_sandbox.broker_config import properties_text
 from tests.support.hostile import AMOUNTS, explore
 from tests.support.live_engine import NOW_MS, mirror_record, row, snapshot
 from tests.support.scraped import OPENMETRICS, read

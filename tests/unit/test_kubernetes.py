@@ -215,6 +215,11 @@ def test_the_rehearsal_is_started_as_kmirror_is_and_names_no_destination() -> No
         assert context.params["most_ms"] == 60_000
     assert "KMIRROR_BOOTSTRAP_SERVER" not in {one["name"] for one in container["env"]}
     assert "envFrom" not in container
+    # its jars come over HTTPS, which the policy of the base does not let pass
+    template = one("rehearse/cronjob.yaml")["spec"]["jobTemplate"]["spec"]["template"]
+    policy = one("rehearse/networkpolicy.yaml")["spec"]
+    assert policy["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert policy["egress"] == [{"ports": [{"port": 443, "protocol": "TCP"}]}]
 
 
 @pytest.mark.parametrize("path", ["base/deployment.yaml", "overlays/spark/executor.yaml", "rehearse/cronjob.yaml"])

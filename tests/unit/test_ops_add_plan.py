@@ -76,6 +76,7 @@ def decided(
     end: int = 0,
     adopt: bool = False,
     named: bool = True,
+    keep_stopped: bool = False,
     settings: Settings | None = None,
     **facts: Any,
 ) -> TopicPlan | TopicResult:
@@ -90,7 +91,7 @@ def decided(
         destination_login=DESTINATION,
         **facts,
     )
-    return decide(known, name, adopt=adopt, named=named)
+    return decide(known, name, adopt=adopt, named=named, keep_stopped=keep_stopped)
 
 
 def existing(partitions: int = 2, name: str = "orders") -> TopicMetadata:
@@ -220,6 +221,9 @@ def test_partition_counts_have_to_be_equal() -> None:
     row = refused(decided(here=existing(partitions=1), adopt=True))
     assert "delete" not in str(row.hint)
     assert str(row.hint).endswith("--alter --topic orders --partitions 2")
+    # kafka-topics reads a regular expression
+    row = refused(decided("eu.orders", here=topic("eu.orders", partitions=1), adopt=True))
+    assert str(row.hint).endswith("--alter --topic 'eu[.]orders' --partitions 2")
 
 
 def test_adding_a_mirror_topic_again_changes_nothing() -> None:
@@ -292,6 +296,9 @@ def test_a_stopped_topic_comes_back_only_by_name_and_with_adopt() -> None:
     plan = decided(here=existing(), records=(stopped,), adopt=True)
     assert isinstance(plan, TopicPlan)
     assert plan.action is Action.ADOPT
+    kept = decided(here=existing(), records=(stopped,), adopt=True, named=False, keep_stopped=True)
+    assert isinstance(kept, TopicResult)
+    assert kept.result is Outcome.NOOP
 
 
 def test_a_mirror_topic_that_was_deleted_is_created_again_when_asked() -> None:

@@ -17,7 +17,7 @@ from kmirror_plan.differences import changes_between
 from kmirror_plan.inventory import Inventory, Shape, TopicFacts, Unseen, shape_of, streams_group_of
 from kmirror_plan.migration_plan import MigrationPlan, Room, make_plan
 from kmirror_plan.plan_page import plan_page, summary
-from kmirror_plan.runbook import runbook, wave_topics
+from kmirror_plan.runbook import runbook, wave_files
 from kmirror_plan.trial import rate_of, samples
 from kmirror_plan.waves import START_SECONDS, CopyRates, Wave, WaveLimits, waves_of
 from tests.support.strict_html import StrictHtml
@@ -235,7 +235,7 @@ def test_two_plans_differ_in_what_changed() -> None:
 
 def test_the_page_and_the_runbook_say_that_a_size_is_not_known_and_do_not_take_it_for_none() -> None:
     made = plan(topic("a", size=5), topic("b", size=None))
-    page, commands = plan_page(made), runbook(made, "m", "source.properties", ())
+    page, commands = plan_page(made), runbook(made, "m", (), ())
     assert "<title>a: 1 topic, 5 B</title>" in page
     assert "<title>b: 1 topic, of unknown size</title>" in page
     (unknown, known) = re.findall(r"wait .* --timeout (\w+)", commands)[::-1]
@@ -257,13 +257,26 @@ def test_names_of_others_do_no_harm_in_the_page_and_in_the_runbook() -> None:
     assert "<script" not in text
     assert "\x1b" not in text
     assert "&lt;script&gt;" in text
-    commands = runbook(made, "m", f"{HOSTILE}.properties", ("--bootstrap-server", "b:9092; rm -rf /"))
+    commands = runbook(
+        made, "m", ("--mirror-config", f"{HOSTILE}.properties"), ("--bootstrap-server", "b:9092; rm -rf /")
+    )
     assert "\x1b" not in commands
     for line in commands.splitlines():
         if line.startswith("kmirror "):
             assert shlex.split(line)[0] == "kmirror"
             assert "; rm -rf /'" in line
-    assert wave_topics(made.waves[0]) == "a\n"
+    assert wave_files(made) == {"wave-01.topics": "a\n"}
+
+
+def test_the_runbook_copies_by_waves_and_names_topics_as_they_are_called_there() -> None:
+    made = replace(plan(topic("a.b", size=5)), mirror_config={"topics.include": "a.*", "topic.prefix": "p."})
+    assert wave_files(made) == {"wave-01.topics": "a.b\n", "wave-01-copies.topics": "p.a.b\n"}
+    typed = [line.split() for line in runbook(made, "m", ("--config", "topic.prefix=p."), ()).splitlines()]
+    commands = {words[1]: words for words in typed if words[:1] == ["kmirror"]}
+    assert commands["create"][-4:] == ["--config", "topic.prefix=p.", "--config", "topics.include="]
+    assert "@wave-01.topics" in commands["add"]
+    for verb in ("wait", "verify", "promote"):
+        assert "@wave-01-copies.topics" in commands[verb]
 
 
 def test_a_rate_is_of_the_time_in_which_an_engine_has_found_its_pace() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from kmirror.errors import RefusedError, UsageError
+from kmirror.java_properties import properties_text
 from kmirror_sandbox.broker_config import (
     jaas_quoted,
     logging_option,
     logging_properties,
-    properties_text,
     server_properties,
     zookeeper_properties,
 )

@@ -255,7 +255,15 @@ def test_a_login_with_the_credentials_of_this_host_goes_to_aws_or_to_named_sourc
         )
 
     assert client_config(login("b-1.x.kafka.eu-west-1.amazonaws.com:9098")).tokens is not None
-    for other in ("kafka.example.com:1", "x.amazonaws.com.example.org:1", "b-1.x.amazonaws.com:9098,evil:1"):
+    msk = "b-1.x.kafka-serverless.cn-north-1.amazonaws.com.cn:9098"
+    assert client_config(login(msk)).tokens is not None
+    for other in (
+        "kafka.example.com:1",
+        "b-1.x.kafka.eu-west-1.amazonaws.com.example.org:1",
+        "ec2-1-2-3-4.eu-west-1.compute.amazonaws.com:9098",
+        "evil.kafka.eu-west-1.elb.amazonaws.com:9098",
+        f"{msk},evil:1",
+    ):
         with pytest.raises(PolicyError, match="AWS credentials is not sent to"):
             client_config(login(other))
     monkeypatch.setenv("KMIRROR_TRUST_SOURCES", "vpce.example.com")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ import click
 
 from kmirror.cli.failures import ended_by_signals
 from kmirror.cli.options import Call, assignments_option, duration_option, file_option, folder_option, verb
-from kmirror.commands import Arguments, option
+from kmirror.commands import Arguments, option, options
 from kmirror.errors import UsageError
 from kmirror.words import counted
 
@@ -80,7 +81,8 @@ def plan_verb(
     against: str | None,
     mirror: str,
 ) -> int:
-    from kmirror.ops.mirrors.create import check_name
+    from kmirror.ops.base.trust_checks import require_usable_once_stored
+    from kmirror.ops.mirrors.create import check_name, checked_properties
     from kmirror_plan.differences import CHANGES, changes_between
     from kmirror_plan.plan_files import RUNBOOK_FILE, PlanFolder, read_plan
     from kmirror_plan.planning import PlanRequest, plan
@@ -99,6 +101,8 @@ def plan_verb(
             raise UsageError("--against takes everything from the earlier plan", "give only --sample besides")
         before = read_plan(against)
         request = PlanRequest.stored(before["mirrorConfig"], before["options"])
+        # who sent the plan need not be an operator of this host
+        require_usable_once_stored(checked_properties(request.mirror_config)[0])
     else:
         properties = {**call.read_properties(str(mirror_config)), **config}
         request = PlanRequest(properties, topics, 30_000, wave_bytes, wave_ms, CopyRates(bandwidth), trial)
@@ -114,7 +118,7 @@ def plan_verb(
     if before is not None:
         call.output.rows(CHANGES, changes_between(before, made.to_json()))
         return 0
-    written = folder.write(made, mirror, str(mirror_config), _destination(call)) if folder else []
+    written = folder.write(made, mirror, _source(mirror_config, config), _destination(call)) if folder else []
     call.output.document(made.to_json(), lambda: _show(call, made))
     if folder:
         call.output.screen.note(f"wrote {counted(len(written), 'file')} to {folder.path}: begin with {RUNBOOK_FILE}")
@@ -132,11 +136,22 @@ def _show(call: Call, made: object) -> None:
         call.output.screen.line(f"{'! ' if level == 'bad' else ''}{sentence}")
 
 
+def _source(mirror_config: str | None, config: dict[str, str]) -> Arguments:
+    """Return the options that name the source, as they are given in another folder."""
+    overrides = options("--config", (f"{key}={value}" for key, value in config.items()))
+    return (*option("--mirror-config", _whole(mirror_config)), *overrides)
+
+
+def _whole(path: str | None) -> str:
+    """Return a path as it is named in another folder."""
+    return os.path.abspath(path) if path else ""
+
+
 def _destination(call: Call) -> Arguments:
-    """Return the options that name the destination, as they were given."""
+    """Return the options that name the destination, as they are given in another folder."""
     given = (
         ("--bootstrap-server", call.bootstrap_server),
-        ("--command-config", call.command_config),
+        ("--command-config", _whole(call.command_config)),
         ("--cluster", call.cluster),
     )
     return tuple(argument for flag, value in given if value for argument in option(flag, value))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kmirror.cluster.security.tokens import Token
+from kmirror.cluster.security.trust import MSK_HOST
 from kmirror.errors import Reason, UnreachableError, UsageError
 
 MECHANISM = "AWS_MSK_IAM"
@@ -26,7 +26,6 @@ CLIENT_HANDLER = "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
 _TOKEN_SECONDS = 900
 _SESSION_NAME = "kmirror"
 _OPTIONS = frozenset({"awsProfileName", "awsRoleArn", "awsRoleSessionName", "awsStsRegion", "awsDebugCreds"})
-_REGION_IN_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def msk_login(options: dict[str, str], hosts: Iterable[str], refresh_part: float
             f"sasl.jaas.config: option {unknown[0]} is not supported",
             f"kmirror knows {', '.join(sorted(_OPTIONS))}; others can be set in an AWS profile",
         )
-    regions = {found["region"] for host in hosts if (found := _REGION_IN_HOST.search(host))}
+    regions = {found["region"] for host in hosts if (found := MSK_HOST.search(host))}
     return MskLogin(
         region=regions.pop() if len(regions) == 1 else "",
         profile=options.get("awsProfileName", ""),

@@ -53,8 +53,8 @@ _SECRETS = frozenset(
     }
 )
 _MAY_REFER = _FILES | _SECRETS
-#: Brokers that may be sent a login with the AWS credentials of this host, unless `sources` says otherwise.
-_AWS_HOSTS = ("*.amazonaws.com", "*.amazonaws.com.cn")
+#: The name of a broker of Amazon MSK. Elsewhere below amazonaws.com any customer of AWS may have names.
+MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?$")
 _DEFAULT_ENV = ("KMIRROR_*",)
 _VARIABLES = {key: f"KMIRROR_TRUST_{key.upper()}" for key in TRUST_KEYS}
 _PORTS = {"https": 443, "http": 80}
@@ -161,9 +161,9 @@ class TrustPolicy:
             )
 
     def refuse_aws(self, servers: Addresses) -> None:
-        """Refuse to sign in with this host's AWS credentials elsewhere than at AWS, unless `sources` names it."""
+        """Refuse to sign in with this host's AWS credentials elsewhere than at MSK, unless `sources` names it."""
         for host, port in servers:
-            if not self.limits_sources and not _names(_AWS_HOSTS, host, port):
+            if not self.limits_sources and not MSK_HOST.search(host.lower()):
                 raise _refused(
                     "bootstrap.servers: a token of this host's AWS credentials is not sent to"
                     f" {address_of(host, port)}",

@@ -211,8 +211,8 @@ class SparkRuntime:
     def start(self) -> None:
         """Start Spark; on a cluster, also check that its workers can run our code.
 
-        Raises UsageError, RefusedError, UnreachableError or TimedOutError, or StoppedError when another thread calls
-        `stop` meanwhile; then nothing is left running.
+        Raises UsageError or RefusedError if that cannot work as it is, another KmirrorError if it may work later, or
+        StoppedError when another thread calls `stop` meanwhile; then nothing is left running.
         """
         spark_conf.check(self._options, self._environ)
         with self._changing:

@@ -14,7 +14,7 @@ from kmirror.engine.spark.class_archive import ClassArchive
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.gateway import Gateway, GatewayError
 from kmirror.engine.spark.shipping import cache_folder, worker_archive
-from kmirror.errors import RefusedError, TimedOutError
+from kmirror.errors import KmirrorError, TimedOutError
 from kmirror.java import find_java
 
 _STOP_SECONDS = 3.0
@@ -62,8 +62,8 @@ def launch(
 ) -> Launched:
     """Start the JVM: by Spark's scripts where those are needed, otherwise directly and with the class archive.
 
-    An archive with which the JVM does not start is discarded. Raises RefusedError if there is no Java or it does not
-    start, TimedOutError if it does not answer, StoppedError if `stopping` is set.
+    An archive with which the JVM does not start is discarded. Raises RefusedError if there is no Java, KmirrorError if
+    it does not start, TimedOutError if it does not answer, StoppedError if `stopping` is set.
     """
     java, home = find_java(environ), gateway.spark_home(environ)
     log_configuration = folder / "log4j2.properties"
@@ -99,7 +99,7 @@ def launch(
                 raise
         return start(gateway.direct_command(java, home, [*java_options, *classes.record(class_list)]), classes)
     except GatewayError as error:
-        raise RefusedError(error.message, f"see {options.log_file}") from error
+        raise KmirrorError(error.message, f"see {options.log_file}") from error
 
 
 def _class_archive(java: Path, home: Path, environ: Mapping[str, str]) -> ClassArchive | None:

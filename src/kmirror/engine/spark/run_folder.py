@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kmirror.errors import RefusedError
+from kmirror.errors import KmirrorError
 
 _PREFIX = "kmirror-run-"
 _LOCK = "lock"
@@ -34,13 +34,13 @@ _TOUCH_SECONDS = 1800.0
 def run_folder() -> Iterator[Path]:
     """Yield a new folder, removed at the end; first remove those of killed runs.
 
-    Raises RefusedError: there is no place for it.
+    Raises KmirrorError: there is no place for it.
     """
     try:
         remove_abandoned()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     except OSError as error:
-        raise RefusedError(
+        raise KmirrorError(
             f"there is no temporary folder for Spark: {error.strerror}", "set TMPDIR to a folder that can be written to"
         ) from None
     try:

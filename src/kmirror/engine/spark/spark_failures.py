@@ -56,7 +56,7 @@ def translate(name: str, text: str, log_file: Path) -> KmirrorError:
 def not_started(text: str, log_file: Path) -> KmirrorError:
     """Return the error to report when Spark's application did not start, given the message of the JVM or of Python.
 
-    What YARN ends may run later, or on another node: that is UnreachableError. The rest is RefusedError.
+    What YARN ends may run later, or on another node: that is UnreachableError. So may the rest, which is KmirrorError.
     """
     first = text.strip().partition("\n")[0]
     if ended := re.search(r"\bapplication_\d+_\d+\b", text):
@@ -65,7 +65,7 @@ def not_started(text: str, log_file: Path) -> KmirrorError:
             f"YARN ended {ended[0]} before it started: {detail[1] if detail else first}",
             f"see {log_file} and `yarn logs -applicationId {ended[0]}`",
         )
-    return RefusedError(f"Spark did not start: {first}", f"see {log_file}")
+    return KmirrorError(f"Spark did not start: {first}", f"see {log_file}")
 
 
 def first_line(error: BaseException) -> str:

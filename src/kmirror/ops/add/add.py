@@ -82,6 +82,7 @@ def add(
     *,
     exclude: TopicSelector | None = None,
     adopt: bool = False,
+    keep_stopped: bool = False,
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -94,9 +95,9 @@ def add(
     """Create (or with `adopt` take over) destination topics for the selected source topics; one result per topic.
 
     `start_from` is where copying begins, by default as in the mirror's settings; an adopted topic always continues at
-    its log end. `overrides` are settings of created topics that replace their sources'; `replication_factor` is theirs
-    where the mirror has none. `watch` gets the progress of comparing adopted topics, which `bulk`, or else `spark`,
-    does.
+    its log end; with `keep_stopped` none that was stopped is adopted. `overrides` are settings of created topics that
+    replace their sources'; `replication_factor` is theirs where the mirror has none. `watch` gets the progress of
+    comparing adopted topics, which `bulk`, or else `spark`, does.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
@@ -126,7 +127,7 @@ def add(
             start_from=start_from or settings.start_from,
             start_is_named=start_from is not None,
         )
-        _plan(source, facts, work, names, adopt=adopt, named=topics.names)
+        _plan(source, facts, work, names, adopt=adopt, named=topics.names, keep_stopped=keep_stopped)
         work.warnings += filling_warnings(source, work.plans.values())
     with ExitStack() as stack:
         if bulk is None:
@@ -242,10 +243,17 @@ def add_discovered(
 
 
 def _plan(
-    source: ClusterClient, facts: AddFacts, work: AddWork, names: Sequence[str], *, adopt: bool, named: Collection[str]
+    source: ClusterClient,
+    facts: AddFacts,
+    work: AddWork,
+    names: Sequence[str],
+    *,
+    adopt: bool,
+    named: Collection[str],
+    keep_stopped: bool = False,
 ) -> None:
     for name in names:
-        decided = decide(facts, name, adopt=adopt, named=name in named)
+        decided = decide(facts, name, adopt=adopt, named=name in named, keep_stopped=keep_stopped)
         if isinstance(decided, TopicResult):
             work.results.append(decided)
         else:

@@ -255,8 +255,13 @@ def _without_topic_ids(source: TopicMetadata, state_topic: TopicMetadata | None)
     return None
 
 
-def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> TopicPlan | TopicResult:
-    """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it."""
+def decide(
+    facts: AddFacts, source_topic: str, *, adopt: bool, named: bool, keep_stopped: bool = False
+) -> TopicPlan | TopicResult:
+    """Return what to do with one source topic, or why nothing is done; `named` unless an expression matched it.
+
+    With `keep_stopped` a topic that was stopped is not adopted.
+    """
     topic = facts.settings.topic_prefix + source_topic
     there, here = facts.source[source_topic], facts.destination.get(topic)
     former = facts.state.topic(facts.mirror, topic)
@@ -354,7 +359,7 @@ def decide(facts: AddFacts, source_topic: str, *, adopt: bool, named: bool) -> T
     if interrupted and not begun:
         return plan(Action.FINISH)
     stopped = former is not None and not gone and former.desired is DesiredState.STOPPED
-    if not adopt and stopped and not named:
+    if stopped and (keep_stopped or not (adopt or named)):
         return TopicResult(topic, None, Outcome.NOOP, f"{topic} was stopped and stays stopped unless added by name")
     if not adopt:
         return _refused(
@@ -377,7 +382,8 @@ def _same_count_hint(facts: AddFacts, here: TopicMetadata, wanted: int, *, adopt
     """Return what to do about an existing topic with another number of partitions than its source."""
     if not adopt or len(here.partitions) > wanted:
         return "delete or rename it, or create the mirror with another topic.prefix"
-    topic, count = option("--topic", here.name), option("--partitions", str(wanted))
+    # a regular expression there: a dot would match others, which then grow as well
+    topic, count = option("--topic", here.name.replace(".", "[.]")), option("--partitions", str(wanted))
     grow = command_line("kafka-topics", *admin_options(facts.destination_login), "--alter", *topic, *count)
     return f"add the missing partitions, and run the same command again:\n{grow}"
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from kmirror.java_properties import write_properties
 from kmirror.words import one_line
 
 _END_S = 15.0
@@ -60,9 +61,7 @@ class OwnEngine:
         self.stop()
         self._folder = tempfile.TemporaryDirectory(prefix="kmirror-")
         folder = Path(self._folder.name)
-        config = folder / "destination.properties"
-        config.touch(mode=0o600)
-        config.write_text("".join(f"{_escaped(k)}={_escaped(v)}\n" for k, v in self._properties.items()))
+        config = write_properties(folder / "destination.properties", self._properties)
         with (folder / _DOCUMENT).open("wb") as document, (folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -102,9 +101,3 @@ class OwnEngine:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
-
-
-def _escaped(text: str) -> str:
-    """Return text escaped for a Java properties file."""
-    replaced = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    return "".join(f"\\{c}" if c in " =:#!" else c for c in replaced)

@@ -65,7 +65,6 @@ from kmirror.words import address_of, counted, visible
 _NEEDED_ON_CLUSTER = ("CREATE",)
 _NEEDED_TO_READ = ("READ", "DESCRIBE_CONFIGS")
 _NEEDED_TO_WRITE = ("READ", "WRITE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
-#: Either allows us to write transaction markers (WriteTxnMarkers).
 #: For DeleteRecords; compact-only topics need ALTER_CONFIGS too, which every mirror topic needs anyway.
 _NEEDED_TO_TRIM = ("DELETE",)
 #: Where schema registries store schemas, unless configured otherwise (kafkastore.topic).

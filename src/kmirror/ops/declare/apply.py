@@ -246,6 +246,7 @@ class _Walk:
                     one.mirror,
                     TopicSelector(one.patterns),
                     adopt=one.adopt,
+                    keep_stopped=True,
                     allow_missing=one.allow_missing,
                     start_from=one.start_from,
                     overrides=one.config,
