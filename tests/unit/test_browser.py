@@ -198,7 +198,7 @@ def test_a_report_runs_nothing_that_others_wrote_and_has_a_summary_without_its_s
     assert attacked["rows"] >= 10
     assert attacked["text"].count(attack) >= 5
     assert silent["rows"] == 0
-    assert "the destination lacked 160 offsets." in silent["text"]
+    assert "the destination lacked 160 offsets of 8 partitions." in silent["text"]
     assert "Tables and charts need JavaScript." in silent["text"]
 
 

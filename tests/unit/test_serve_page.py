@@ -132,7 +132,7 @@ def test_what_is_not_known_may_be_the_largest_and_what_has_stopped_is_not_behind
     topics = status()["topics"]
     topics[1] |= {"lag": 1, "lagUnknown": 1}
     found = [one["topic"] for one in js("chosen", topics, "", "LAG", True)]
-    assert (found[0], found[-1]) == ("shop.orders-0001", "shop.payments")
+    assert (set(found[:2]), found[-1]) == ({"shop.orders-0000", "shop.orders-0001"}, "shop.payments")
 
 
 HOUR = [NOW - 3_600_000, NOW]
