@@ -139,12 +139,12 @@ def is_mirrored(topic: str) -> bool:
 
 def choice_of(settings: Settings, topics: TopicSelector | None) -> Callable[[str], bool]:
     """Return whether a topic is chosen: one of `topics`, or else of the mirror's filters, and not excluded by these."""
-    included = settings.topics_include if topics is None and settings.topics_include.patterns else topics
+    uses_filters = topics is None and settings.discovers
 
     def is_chosen(name: str) -> bool:
         if not is_mirrored(name) or settings.topics_exclude.matches(name):
             return False
-        return included is None or included.matches(name)
+        return settings.selects(name) if uses_filters else topics is None or topics.matches(name)
 
     return is_chosen
 

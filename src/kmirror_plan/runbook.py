@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kmirror.commands import Arguments, command_line, option
-from kmirror.settings.parsing import parse_settings, split
+from kmirror.commands import Arguments, command_line, option, options
+from kmirror.settings.parsing import is_setting, parse_settings, setting_of, split
 from kmirror.words import at_time, byte_count, counted, visible
 from kmirror_plan.migration_plan import MigrationPlan
 from kmirror_plan.waves import Wave, duration_text
@@ -42,7 +42,9 @@ def runbook(plan: MigrationPlan, mirror: str, source: Arguments, destination: Ar
 def _lines(plan: MigrationPlan, mirror: str, source: Arguments, destination: Arguments) -> Iterator[str]:
     settings = parse_settings(split(plan.mirror_config)[1])
     # topics that a filter names would all be copied at once
-    by_wave = option("--config", "topics.include=") if settings.topics_include.patterns else ()
+    names = {"topics_include": "", "auto_create_mirror_topics_enable": "false", "auto_create_mirror_topics_filters": ""}
+    filters = [(key, setting_of(key).attribute) for key in sorted(plan.mirror_config) if is_setting(key)]
+    by_wave = [f"{key}={names[attribute]}" for key, attribute in filters if attribute in names]
 
     def on(verb: str, *more: str) -> str:
         return command_line("kmirror", verb, *option("--mirror", mirror), *more, *destination)
@@ -61,7 +63,7 @@ def _lines(plan: MigrationPlan, mirror: str, source: Arguments, destination: Arg
         yield ""
     yield "## Once"
     yield ""
-    yield from _block(on("create", *source, *by_wave), on("check"))
+    yield from _block(on("create", *source, *options("--config", by_wave)), on("check"))
     yield "Start an engine, beside the destination, and leave it running until the last wave has moved:"
     yield ""
     yield from _block(on("run"))

@@ -115,7 +115,8 @@ def test_a_source_that_hangs_leaves_no_lag_but_the_last_known_one(
         assert facts.status.health.reason is Reason.NO_ENGINE
         document = StrictHtml(drawn(page(facts)))
         assert document.count("rect", "bad") > 0
-        assert "all that the source had" in document.text()
+        # what makes the copy long enough is not the source's
+        assert "How far 1 partition is behind is not known now" in document.text()
 
 
 @pytest.mark.slow

@@ -25,14 +25,14 @@ from kmirror.cluster.topics.trim import delete_records
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
 from kmirror.ops.add.add import add
-from kmirror.ops.base.context import Destination, change
+from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync
-from kmirror.ops.groups.at_stop import clamp_groups
+from kmirror.ops.groups.at_stop import age_note, clamp_groups
 from kmirror.ops.groups.group_facts import SourceGroups
 from kmirror.ops.groups.sync import final_sync
 from kmirror.ops.mirrors.config import change_config
@@ -417,15 +417,14 @@ def test_a_group_that_cannot_be_read_at_the_source_is_not_shown_as_synced(
     scene.at_source(40)
     commit(scene.pair.source, other, scene.source_topic, {0: 40})
     scene.sync()
-    checked = scene.destination.state().groups_checked(scene.mirror)
     monkeypatch.setattr(group_commit, "_NOTE_MS", 0)
     listed, committed_by = ClusterGroups.listed, ClusterGroups.committed
 
     def is_source(groups: ClusterGroups) -> bool:
         return ",".join(f"{host}:{port}" for host, port in groups.client.config.bootstrap_servers) == source
 
-    def visible(groups: ClusterGroups, *, whole: bool = True) -> dict[str, ListedGroup]:
-        found = listed(groups, whole=whole)
+    def visible(groups: ClusterGroups, **how: bool) -> dict[str, ListedGroup]:
+        found = listed(groups, **how)
         return {name: one for name, one in found.items() if not (is_source(groups) and name == scene.group)}
 
     def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind]) -> Any:
@@ -440,11 +439,20 @@ def test_a_group_that_cannot_be_read_at_the_source_is_not_shown_as_synced(
             with pytest.raises(UnreachableError, match=rf"{scene.group} on the source are unknown: GROUP_AUTH.*\(30\)"):
                 scene.sync()
         assert (scene.here(), scene.here(other)) == (40, 50)
-        assert scene.destination.state().groups_checked(scene.mirror) == checked
+        state = scene.destination.state()
+        known = state.groups_checked(scene.mirror)
+        assert known is not None
+        assert known.unreadable == (scene.group,)
+        # what is said of it at a stop is not said of the others
+        note = age_note(state, require_mirror(state, scene.mirror), known.time_ms)
+        assert note is not None
+        assert note.startswith(f"offsets of group {scene.group} could not be read from the source at 20")
         reasons = {row.group: row.reason for row in describe_groups(scene.destination, scene.mirror)}
         assert reasons == {scene.group: GroupReason.UNKNOWN_NOW, other: None}
     scene.sync()
-    assert scene.destination.state().groups_checked(scene.mirror) != checked
+    checked = scene.destination.state().groups_checked(scene.mirror)
+    assert checked is not None
+    assert checked.unreadable == ()
     assert {row.reason for row in describe_groups(scene.destination, scene.mirror)} == {None}
 
 

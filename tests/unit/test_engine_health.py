@@ -52,7 +52,10 @@ ENGINE = EngineRecord(
 def failing(engine: EngineRecord = ENGINE, *topics: DesiredState, now_ms: int = 61_000) -> list[str]:
     """Return which jobs are said to fail, of a mirror with such topics."""
     records = [TopicRecord("m", f"t{n}", "t", None, None, one, 1, TopicOrigin.CREATED) for n, one in enumerate(topics)]
-    return [note.split(": ")[1] for note in failing_job_notes(State.of([engine, *records]), "m", now_ms)]
+    return [
+        note.split(": ")[1]
+        for note in failing_job_notes(State.of([engine, *records]), "m", engine_health(engine, "m", now_ms))
+    ]
 
 
 def test_a_job_fails_for_as_long_as_an_engine_says_so_and_there_is_something_to_do() -> None:

@@ -73,6 +73,8 @@ def test_a_topic_is_judged_by_the_worst_of_its_partitions() -> None:
     assert TopicStatus.of([within, stopped]).objective_state is ObjectiveState.WITHIN
     assert TopicStatus.of([within, behind(partition=1), stopped]).objective_state is ObjectiveState.BREACHED
     assert TopicStatus.of([within, behind(time_lag_ms=None)]).objective_state is ObjectiveState.UNKNOWN
+    # what is unknown of one hides no breach of another
+    assert TopicStatus.of([behind(partition=1), behind(time_lag_ms=None)]).objective_state is ObjectiveState.BREACHED
     assert TopicStatus.of([stopped]).objective_state is None
 
 

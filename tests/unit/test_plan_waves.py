@@ -11,6 +11,7 @@ import pytest
 
 from kmirror.errors import UsageError
 from kmirror.ops.check.findings import CheckLine
+from kmirror.settings.parsing import parse_settings
 from kmirror_plan.applications import Application
 from kmirror_plan.cli.plan_command import parse_size
 from kmirror_plan.differences import changes_between
@@ -277,6 +278,31 @@ def test_the_runbook_copies_by_waves_and_names_topics_as_they_are_called_there()
     assert "@wave-01.topics" in commands["add"]
     for verb in ("wait", "verify", "promote"):
         assert "@wave-01-copies.topics" in commands[verb]
+
+
+FILTERS = '{"topicFilters":[{"name":"a","patternType":"PREFIXED","filterType":"INCLUDE"}]}'
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"bootstrap.servers": "a:9092"}, []),
+        ({"mirror.topics.include": "a.*"}, ["mirror.topics.include="]),
+        (
+            {"auto.create.mirror.topics.enable": "true", "auto.create.mirror.topics.filters": FILTERS},
+            ["auto.create.mirror.topics.enable=false", "auto.create.mirror.topics.filters="],
+        ),
+    ],
+)
+def test_the_runbook_switches_off_whatever_would_copy_all_topics_at_once(
+    given: dict[str, str], options: list[str]
+) -> None:
+    made = replace(plan(topic("a.b", size=5)), mirror_config=given)
+    (create,) = [line for line in runbook(made, "m", (), ()).splitlines() if line.startswith("kmirror create")]
+    assert shlex.split(create)[4:] == [word for one in options for word in ("--config", one)]
+    # as `create` merges them
+    settings = {key: value for key, value in given.items() if key != "bootstrap.servers"}
+    assert not parse_settings(settings | dict(one.split("=") for one in options)).discovers
 
 
 def test_a_rate_is_of_the_time_in_which_an_engine_has_found_its_pace() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from kmirror.cluster.client import EARLIEST, ClusterClient, OffsetAnswer
+from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.reader import SilentLogError
 from kmirror.cluster.security.client_config import client_config
@@ -259,10 +260,19 @@ def test_contents_that_cannot_be_compared_now_are_waited_for(
     assert last.blockers == {"t": f"contents: t-1 could not be compared: {trouble}"}
 
 
-def test_contents_that_can_never_be_compared_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    trouble = UnreachableError("no right to read", "grant it", Reason.NOT_AUTHORIZED)
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        UnreachableError("no right to read", "grant it", Reason.NOT_AUTHORIZED),
+        BrokerError(29, "TOPIC_AUTHORIZATION_FAILED", "reading t-0"),
+        CorruptBatchError(7, "its checksum is wrong"),
+    ],
+)
+def test_contents_that_can_never_be_compared_are_not_waited_for(
+    trouble: KmirrorError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, dropped = content_check(monkeypatch, PartitionVerdict(trouble=trouble), PartitionVerdict(10))
-    assert [(row.partition, row.reason) for row in dropped] == [(0, Reason.NOT_AUTHORIZED)]
+    assert [(row.partition, row.reason) for row in dropped] == [(0, trouble.reason)]
     assert exit_code_of(dropped) is ExitCode.PARTLY_DONE
 
 

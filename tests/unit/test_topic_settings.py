@@ -413,6 +413,8 @@ def test_a_topic_that_replaces_a_mirror_topic_gets_what_others_have_set_there() 
     others = {"leader.replication.throttled.replicas": "0:1", "retention.ms": "1000", "cleanup.policy": "delete"}
     local |= {key: overridden(value) for key, value in others.items()}
     assert own_settings(record, local) == theirs
+    # excluded from the sync: what is set here stays
+    assert own_settings(record, local, TopicSelector(("cleanup.policy",))) == {**theirs, "cleanup.policy": "delete"}
     # set by `add --config`
     assert own_settings(replace(record, settled={"retention.ms": None}), local) == {**theirs, "retention.ms": "1000"}
 

@@ -80,13 +80,20 @@ class GroupRecord:
         return self.offsets.get(topic, {}).get(partition, ())
 
 
+MOST_UNREADABLE = 100
+
+
 @dataclass(frozen=True, slots=True)
 class GroupsRecord:
-    """When all groups of a mirror were last checked; written about once a minute."""
+    """When all groups of a mirror were last checked; written about once a minute.
+
+    `unreadable` are source groups whose offsets could not be read then, at most `MOST_UNREADABLE` of them.
+    """
 
     mirror: str
     time_ms: int
     groups: int
+    unreadable: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
-from kmirror.status.engine_health import engine_health
+from kmirror.status.engine_health import EngineHealth, engine_health
 from kmirror.status.unmirrored import not_added_notes, not_added_topics
 from kmirror.words import at_time, visible
 
@@ -20,13 +20,13 @@ _NOT_DONE = {
 }
 
 
-def failing_job_notes(state: State, mirror: str, now_ms: int) -> list[str]:
-    """Return a sentence for each side job that the engine in charge reports as failing; none while its source is away.
+def failing_job_notes(state: State, mirror: str, health: EngineHealth) -> list[str]:
+    """Return a sentence for each side job that the engine in charge reports as failing, if it is in good `health`.
 
-    Once all topics are stopped, there is nothing left to do but to find new ones.
+    None while its source is away. Once all topics are stopped, there is nothing left to do but to find new ones.
     """
     engine, topics = state.engine(mirror), state.topics(mirror)
-    if engine is None or engine.source_reason is not None or engine_health(engine, mirror, now_ms).reason is not None:
+    if engine is None or engine.source_reason is not None or health.reason is not None:
         return []
     is_stopped = bool(topics) and all(topic.desired is DesiredState.STOPPED for topic in topics)
     return [
@@ -39,4 +39,5 @@ def failing_job_notes(state: State, mirror: str, now_ms: int) -> list[str]:
 
 def lasting_notes(state: State, mirror: MirrorRecord, now_ms: int) -> list[str]:
     """Return a sentence for each source topic that could not be added, and for each side job that fails."""
-    return [*not_added_notes(not_added_topics(state, mirror)), *failing_job_notes(state, mirror.name, now_ms)]
+    health = engine_health(state.engine(mirror.name), mirror.name, now_ms)
+    return [*not_added_notes(not_added_topics(state, mirror)), *failing_job_notes(state, mirror.name, health)]

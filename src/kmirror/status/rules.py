@@ -95,7 +95,7 @@ def mirror_status(
         for topic in sorted(topics, key=lambda one: one.topic)
     ]
     topic_count, not_added = len(state.topics(mirror.name)), not_added_topics(state, mirror)
-    failing_jobs = len(failing_job_notes(state, mirror.name, now_ms))
+    failing_jobs = len(failing_job_notes(state, mirror.name, health))
     return MirrorStatus(mirror, tuple(found), topic_count, health, source_trouble(source), not_added, failing_jobs)
 
 

@@ -247,13 +247,19 @@ class TopicStatus:
     @property
     @showing(
         OBJECTIVE_STATE,
-        "whether timeLagMs is within objectiveMs; UNKNOWN while it is unknown",
+        "whether timeLagMs is within objectiveMs; UNKNOWN while it is unknown, unless a partition is not within it",
         "RPO",
         after="objective_ms",
     )
     def objective_state(self) -> ObjectiveState | None:
         """Whether the topic is within its objective; None if it has none."""
-        return objective_state(self.objective_ms, self.time_lag_ms)
+        found = objective_state(self.objective_ms, self.time_lag_ms)
+        if found is ObjectiveState.UNKNOWN:
+            # what is not known of one partition hides no breach of another
+            wanted = [one for one in self.partitions if not one.is_stopped]
+            if any(objective_state(self.objective_ms, one.time_lag_ms) is ObjectiveState.BREACHED for one in wanted):
+                return ObjectiveState.BREACHED
+        return found
 
     @property
     def code(self) -> Reason | TopicState:

@@ -251,8 +251,13 @@ def sync_settings(
     return SettingsSync({**to_set, **to_remove}, after)
 
 
-def own_settings(topic: TopicRecord, present: TopicSettings) -> dict[str, str]:
-    """Return the settings of a mirror topic that someone else has set, and that kmirror leaves alone."""
+def own_settings(
+    topic: TopicRecord, present: TopicSettings, exclude: ExcludedNames | TopicSelector = _NOTHING
+) -> dict[str, str]:
+    """Return the settings of a mirror topic that someone else has set, and that kmirror leaves alone.
+
+    `exclude` are the keys that are not synced.
+    """
     ours, settled = topic.settings or {}, topic.settled or {}
     return {
         key: one.value
@@ -260,7 +265,7 @@ def own_settings(topic: TopicRecord, present: TopicSettings) -> dict[str, str]:
         if one.is_override
         and one.value is not None
         and one.value != ours.get(key)
-        and key not in ALWAYS
+        and (key not in ALWAYS or exclude.matches(key))
         and (key not in MIRROR_VALUES or settled.get(key, "") is None)
         and not key.endswith(_THROTTLED)
     }

@@ -9,6 +9,7 @@ NON_EMPTY_GROUP for share groups). Brokers accept any offset, even one outside o
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,16 +67,16 @@ class ClusterGroups:
         self._coordinators: dict[str, int] = {}
         self._brokers: Mapping[int, Broker] = {}
 
-    def listed(self, *, whole: bool = True) -> dict[str, ListedGroup]:
+    def listed(self, *, whole: bool = True, passes_silent: bool = False) -> dict[str, ListedGroup]:
         """Return all groups that we may see, by name.
 
         No broker lists the groups of a coordinator that is moving, or that has no broker. With `whole` it is waited
-        for; without, those groups are missing, as are those of brokers that do not answer. Who may not see
-        `__consumer_offsets` cannot tell.
+        for; without, those groups are missing, and with `passes_silent` those of brokers that do not answer, too. Who
+        may not see `__consumer_offsets` cannot tell.
 
         Raises:
-            UnreachableError: no broker answers; with `whole`, one does not, or is missing, so that groups would be
-                missing.
+            UnreachableError: a broker does not answer, or is missing, so that groups would be missing; with
+                `passes_silent`, none answers.
             BrokerError: a broker refuses.
         """
         with KAFKA_IMPORTS:
@@ -86,10 +87,10 @@ class ClusterGroups:
             code, found, coordinated, absent, silent = 0, {}, set[int](), set[int](), 0
             self._brokers = self.client.metadata([], timeout=self._timeout).brokers
             for asked, broker in enumerate(self._brokers.values()):
-                left = _share_of_time(deadline, 1 if whole else len(self._brokers) - asked)
+                left = _share_of_time(deadline, len(self._brokers) - asked if passes_silent else 1)
                 try:
                     address = broker.node_id, broker.host, broker.port
-                    connection = self.client.connect(*address, timeout=left, skips_silent=not whole)
+                    connection = self.client.connect(*address, timeout=left, skips_silent=passes_silent)
                     if whole:
                         led, others = _coordinated(connection, broker.node_id, left)
                         coordinated |= led
@@ -98,7 +99,7 @@ class ClusterGroups:
                     answer = connection.request(request, lowest=_LIST_GROUPS_WITH_STATE, timeout=left)
                 except (OutcomeUnknown, UnreachableError) as error:
                     silent += 1
-                    if not whole and silent < len(self._brokers):
+                    if passes_silent and silent < len(self._brokers):
                         continue
                     if isinstance(error, UnreachableError):
                         raise
@@ -143,11 +144,12 @@ class ClusterGroups:
             return found | (_fetch(connection, others, timeout) if others else {})
 
         found: dict[str, dict[TopicPartition, Committed] | int] = {}
-        names, seconds = sorted(groups), self._timeout
+        names, patience_s = sorted(groups), math.inf
         for start in range(0, len(names), _GROUPS_AT_ONCE):
-            answers = self._per_coordinator(names[start : start + _GROUPS_AT_ONCE], ask, seconds)
+            some = names[start : start + _GROUPS_AT_ONCE]
+            answers = self._per_coordinator(some, ask, self._timeout, patience_s)
             if any(answer in COORDINATOR_MOVED for answer in answers.values() if isinstance(answer, int)):
-                seconds = min(seconds, EACH_SECONDS)  # a coordinator that does not answer is waited for once
+                patience_s = EACH_SECONDS  # a coordinator that does not answer is waited for once
             found |= answers
         return found
 
@@ -244,10 +246,18 @@ class ClusterGroups:
         return {group: 0 if code == GROUP_ID_NOT_FOUND else int(code) for group, code in found.items()}
 
     def _per_coordinator(
-        self, groups: Sequence[str], ask: Callable[[Connection, Sequence[str], float], dict[str, Any]], timeout: float
+        self,
+        groups: Sequence[str],
+        ask: Callable[[Connection, Sequence[str], float], dict[str, Any]],
+        timeout: float,
+        patience_s: float = math.inf,
     ) -> dict[str, Any]:
-        """Ask each group's coordinator; an answer that is an int is an error code, and retried if it is transient."""
-        deadline = time.monotonic() + timeout
+        """Ask each group's coordinator; an answer that is an int is an error code, and retried if it is transient.
+
+        No coordinator is waited for longer than `patience_s`, and none is asked again after that.
+        """
+        began = time.monotonic()
+        deadline = began + timeout
         found: dict[str, Any] = dict.fromkeys(groups, int(Code.COORDINATOR_NOT_AVAILABLE))
         missing, attempt = list(groups), 0
         while True:
@@ -260,7 +270,8 @@ class ClusterGroups:
                 if node_id in self._brokers:
                     by_node[node_id].append(group)
             for asked, (node_id, some) in enumerate(by_node.items()):
-                broker, left = self._brokers[node_id], _share_of_time(deadline, len(by_node) - asked)
+                broker = self._brokers[node_id]
+                left = min(_share_of_time(deadline, len(by_node) - asked), patience_s)
                 try:
                     connection = self.client.connect(node_id, broker.host, broker.port, timeout=left)
                     found |= ask(connection, some, left)
@@ -269,7 +280,7 @@ class ClusterGroups:
             missing = [
                 group for group in missing if isinstance(found[group], int) and found[group] in COORDINATOR_MOVED
             ]
-            if not missing or time.monotonic() > deadline:
+            if not missing or time.monotonic() > min(deadline, began + patience_s):
                 return found
             for group in missing:
                 self._coordinators.pop(group, None)

@@ -61,13 +61,14 @@ class ObjectiveWatch:
     def _record_breach(self, topic: TopicStatus, now_ms: int, *, is_throttled: bool) -> None:
         # what is missing now may have arrived at the source after the trouble
         earlier, seen_ms = self._troubles.get(topic.topic, (None, 0))
-        if now_ms - (topic.time_lag_ms or 0) > seen_ms:
+        time_lag_ms = max((one.time_lag_ms or 0 for one in topic.partitions), default=0)
+        if now_ms - time_lag_ms > seen_ms:
             earlier = None
         cause = cause_of(topic.partitions, self._engine_since_ms, now_ms, is_throttled=is_throttled, earlier=earlier)
         details = {
             "topic": topic.topic,
             "objectiveMs": topic.objective_ms,
-            "timeLagMs": topic.time_lag_ms,
+            "timeLagMs": time_lag_ms,
             "cause": cause.code,
             "message": cause.message,
         }

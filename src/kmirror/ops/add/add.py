@@ -190,7 +190,9 @@ def require_recreatable(
         own = kept_settings(present[plan.topic])
         try:
             # under a free name: a name that exists is refused before the rest is looked at
-            settled_to_create(client, archive_name(plan.topic, taken), 1, factor, {**plan.settings.now, **own}, own)
+            settled_to_create(
+                client, archive_name(plan.topic, taken), plan.partitions, factor, {**plan.settings.now, **own}, own
+            )
         except BrokerError as error:
             if error.code == Code.INVALID_REPLICATION_FACTOR or refuses_settings(error):
                 what = f"creating topic {plan.topic}: {error.name}"

@@ -87,7 +87,7 @@ class Bulk:
         """Return a runner of tasks there; the first one for Spark starts it.
 
         Raises:
-            RefusedError, UnreachableError, TimedOutError: Spark does not start.
+            KmirrorError: Spark does not start.
         """
         if where is Where.THREADS:
             return Threads()

@@ -23,7 +23,8 @@ _GROUPS_ASKED, _GROUPS_IN_HINT = 200, 20
 
 def check_source_groups(findings: Findings, client: ClusterClient, settings: Settings) -> list[str]:
     """Check rights on the source's groups, and return those that are visible and whose offsets are synced."""
-    groups = [group for group in sorted(ClusterGroups(client).listed(whole=False)) if settings.selects_group(group)]
+    listed = ClusterGroups(client).listed(whole=False, passes_silent=True)
+    groups = sorted(filter(settings.selects_group, listed))
     if groups:
         check_groups(findings, client, groups, "DESCRIBE")
     elif not has_authorizer(client):

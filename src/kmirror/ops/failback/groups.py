@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
 from kmirror.ops.add.topic_admin import CREATION_S
 from kmirror.ops.base.context import Destination, change, now_ms
+from kmirror.ops.base.gone import described_topic
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import limit_text, reason_text
 from kmirror.ops.groups.group_facts import reason_of
@@ -111,16 +112,18 @@ def restore_offsets(
 ) -> list[GroupResult]:
     """Commit again what groups had committed for a deleted topic, where nothing is committed yet.
 
-    Raises UnreachableError: the cluster does not answer.
+    Of partitions that the topic no longer has, nothing is. Raises UnreachableError: the cluster does not answer.
     """
-    present = committed_offsets(destination.client, {topic})
+    present, made = committed_offsets(destination.client, {topic}), described_topic(destination.client, topic)
     wanted: CommittedOffsets = {}
     for group, offsets in before.items():
         partitions = {TopicPartition(topic, p): offset for p, offset in offsets.items()}
         wanted[group] = {
             partition: Committed(min(offset, limits[partition]))
             for partition, offset in partitions.items()
-            if partition in limits and partition not in present.get(group, {})
+            if partition in limits
+            and (made is None or partition.partition in made.partitions)
+            and partition not in present.get(group, {})
         }
     return _set(destination, mirror, settings, present, wanted)
 

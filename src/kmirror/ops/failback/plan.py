@@ -262,7 +262,11 @@ def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | N
         return True
     if found.printed_topic_id == work.topic_id:
         return False
-    is_ours = made is not None and made.destination_topic_id == found.printed_topic_id
+    is_ours = (
+        made is not None
+        and made.desired is not DesiredState.STOPPED
+        and made.destination_topic_id == found.printed_topic_id
+    )
     ends = destination.client.list_offsets(dict.fromkeys(partitions_of([found]), LATEST), log_end=True)
     return is_ours or all(end.offset == 0 for end in ends.values())
 

@@ -262,7 +262,12 @@ def _require_way_back(
         if refusal := refusal_of_records(old, "the old source"):
             raise refusal
         state = old.state()
-        mirror_for(old, state, mirror.name, back, settings, found, "on the old source")
+        way_back = mirror_for(old, state, mirror.name, back, settings, found, "on the old source")
+        if prefix := stored_settings(way_back.settings).topic_prefix:
+            raise RefusedError(
+                f"mirror {mirror.name} on the old source has topic.prefix={prefix}: topics would not keep their names",
+                "delete that mirror there first",
+            )
         require_not_owned(state, topics, mirror.name, "on the old source")
         require_takes_copies(old, topics, "on the old source")
 

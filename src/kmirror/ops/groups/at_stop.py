@@ -29,7 +29,7 @@ from kmirror.sync.group_changes import (
     kept_offsets,
     kept_rows,
 )
-from kmirror.words import at_time, counted, listed
+from kmirror.words import at_time, counted, listed, visible
 
 #: How many groups a warning names.
 _NAMED = 20
@@ -142,7 +142,13 @@ def age_note(state: State, mirror: MirrorRecord, source_seen_ms: int | None) -> 
         return None
     late_ms = source_seen_ms - checked.time_ms
     if late_ms <= _LATE_MS + 1000 * settings.sync_group_offsets_interval_seconds:
-        return None
+        if not checked.unreadable:
+            return None
+        more = f" and {len(checked.unreadable) - 1} more" if len(checked.unreadable) > 1 else ""
+        return (
+            f"offsets of group {visible(checked.unreadable[0])}{more} could not be read from the source at "
+            f"{at_time(checked.time_ms)}: what they have read since they were last synced, they read again"
+        )
     return (
         f"group offsets were last read from the source at {at_time(checked.time_ms)}, "
         f"{format_duration(late_ms // 1000 * 1000)} before its ends were seen: what groups have read since, they read "

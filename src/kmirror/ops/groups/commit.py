@@ -21,7 +21,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.state.group_records import LASTING_REASONS, GroupReason, GroupRecord, GroupsRecord
+from kmirror.state.group_records import LASTING_REASONS, MOST_UNREADABLE, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import boottime
 from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
@@ -109,15 +109,18 @@ def carry_out(
     *,
     may_note: bool = True,
     noted: GroupsRecord | None = None,
+    unreadable: Collection[str] = (),
 ) -> CommitResult:
     """Record the offsets of plans, and commit them.
 
     `allowed` returns the topics that may be changed in a state. `refusals` is updated. With `may_note` it is stored
-    about once a minute that all groups were checked; `noted` is what is stored of that.
+    about once a minute that all groups were checked, but for those that are `unreadable` at the source; `noted` is what
+    is stored of that.
 
     Raises:
         KmirrorError: as `ops.base.context.change`, and nothing was committed; or the destination stopped answering.
     """
+    unread = tuple(sorted(unreadable)[:MOST_UNREADABLE])
     decided: list[GroupPlan] = []
     skipped: list[GroupRecord] = []
     decided_at = 0.0
@@ -144,12 +147,12 @@ def carry_out(
             if record.skipped is not None and (plan.record is None or plan.record.skipped is not record.skipped):
                 skipped.append(record)
         if may_note:
-            records.append(GroupsRecord(mirror, at, sum(plan.knows_source for plan in plans)))
+            records.append(GroupsRecord(mirror, at, sum(plan.knows_source for plan in plans), unread))
         return Changes(tuple(records))
 
     results: list[GroupResult] = []
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        is_due = may_note and (noted is None or now_ms() - noted.time_ms >= _NOTE_MS)
+        is_due = may_note and (noted is None or noted.unreadable != unread or now_ms() - noted.time_ms >= _NOTE_MS)
         if not is_due and not any(_is_news(plan, refusals.reasons.get(plan.group)) for plan in plans):
             return CommitResult([], [])
         change(destination, mirror, decide)

@@ -217,7 +217,7 @@ def group_views(cluster: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict
     if not wanted:
         return {}
     # a group that is missing here has members only if its coordinator, which is asked for its offsets, says so
-    listed = cluster.listed(whole=False)
+    listed = cluster.listed(whole=False, passes_silent=True)
     known = {name: listed.get(name, ListedGroup(name, kind, has_members=False)) for name, kind in wanted.items()}
     committed = cluster.committed({name: one.kind for name, one in known.items()})
     found = {}

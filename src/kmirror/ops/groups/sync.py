@@ -108,7 +108,7 @@ class GroupSyncJob:
         except (KmirrorError, OutcomeUnknown):
             self._commit(SourceGroups({}, topics), state, settings, may_note=False)
             raise
-        carried = self._commit(found, state, settings, may_note=not found.unreadable)
+        carried = self._commit(found, state, settings, may_note=True)
         events = _skip_events(self._mirror, carried.newly_skipped)
         events += self._drop(found, state, settings)
         if found.groups and boottime() >= self._forgets_at:
@@ -132,6 +132,7 @@ class GroupSyncJob:
             self._refusals,
             may_note=may_note,
             noted=state.groups_checked(self._mirror),
+            unreadable=found.unreadable,
         )
         undone = {one.group for one in carried.results if one.result is not Outcome.DONE}
         renewed = {

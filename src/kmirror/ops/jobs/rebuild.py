@@ -313,7 +313,8 @@ class RebuildAttempt:
 
     def _own_settings(self) -> dict[str, str]:
         """Return the topic's settings that kmirror leaves alone, for the topic that replaces it."""
-        return own_settings(self.record, settings_of(self.destination.client, self.record.topic))
+        exclude = stored_settings(self.mirror.settings).excluded_properties
+        return own_settings(self.record, settings_of(self.destination.client, self.record.topic), exclude)
 
     def _settings(self, own: Mapping[str, str]) -> SettingsPlan:
         """Return the settings of the new topic: the source's, and those of the old one that kmirror leaves alone."""

@@ -40,12 +40,13 @@ def claim(destination: Destination, mirror: str, topic: str, reason: Reason, *, 
     Raises:
         ConsentNeededError: too many were rebuilt within the hour, or its archive may not fit.
         RefusedError: another operation on it is in progress.
-        UnreachableError: a cluster does not answer, or a broker of the source still knows the mirrored topic.
+        UnreachableError: a cluster does not answer, or a broker of the source still knows the mirrored topic, or may:
+            without consent, all must answer.
     """
     state = destination.state()
     record = state.topic(mirror, topic)
     if reason in RESET_REASONS and record is not None and record.source_topic_id is not None:
-        _require_gone(require_mirror(state, mirror), record.source_topic, record.source_topic_id)
+        _require_gone(require_mirror(state, mirror), record.source_topic, record.source_topic_id, consented=consented)
     archive = archive_name(topic, destination.client.metadata(None).topics)
     if not consented:
         _require_space(destination.client, topic, mirror)
@@ -75,11 +76,12 @@ def settings_of(client: ClusterClient, topic: str) -> TopicSettings:
     return found
 
 
-def _require_gone(mirror: MirrorRecord, topic: str, topic_id: str) -> None:
+def _require_gone(mirror: MirrorRecord, topic: str, topic_id: str, *, consented: bool) -> None:
     with source_client(mirror.source, mirror.source_cluster_id) as source:
         answers = source.ask_each(source.metadata([]).brokers.values(), exchange([topic]))
         shown = [found.topics.get(topic) for found in answers if found is not None]
-        if None in answers or any(one is not None and one.printed_topic_id == topic_id for one in shown):
+        is_silent = None in answers and not consented
+        if is_silent or any(one is not None and one.printed_topic_id == topic_id for one in shown):
             raise UnreachableError(
                 f"source topic {topic} ({topic_id}) may still exist: one of the brokers knows it, or does not answer",
                 "kmirror retries it; check that all of the source's brokers are up and can reach its controllers",

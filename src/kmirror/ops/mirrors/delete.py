@@ -20,6 +20,7 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblocking_lines
+from kmirror.ops.rights.protection import is_mirrored
 from kmirror.state.engine_identity import living_engine
 from kmirror.state.records import PENDING_ADD, DesiredState, EngineRecord, EngineState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
@@ -68,7 +69,7 @@ def delete(destination: Destination, mirror: str, *, dry_run: bool = False) -> V
         return Changes((), now.keys_of(mirror), (event,))
 
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        left += _lift_protection(destination, state, mirror)
+        left += _lift_protection(destination, state, mirror, gone)
     if not change(destination, mirror, decide):
         # another operation has deleted it meanwhile
         return delete(destination, mirror)
@@ -133,9 +134,19 @@ def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:
     return (f"the source still refuses writes to topics that moved; to let producers write there again:\n{lines}",)
 
 
-def _lift_protection(destination: Destination, state: State, mirror: str) -> tuple[str, ...]:
-    """Remove the denials that no stop has lifted; return a warning about those that kmirror may not remove."""
-    denied = [one for topic in state.topics(mirror) for one in state.rights(mirror, topic.topic).denied]
+def _lift_protection(destination: Destination, state: State, mirror: str, gone: Collection[str]) -> tuple[str, ...]:
+    """Remove the denials on topics that are gone or were never created, unless another mirror has a topic of that name.
+
+    Returns a warning about those that kmirror may not remove.
+    """
+    others = [one.name for one in state.mirrors if one.name != mirror]
+    names = [
+        topic.topic
+        for topic in state.topics(mirror)
+        if (topic.topic in gone or topic.pending_operation == PENDING_ADD)
+        and not any(is_mirrored(state.topic(other, topic.topic)) for other in others)
+    ]
+    denied = [one for name in names for one in state.rights(mirror, name).denied]
     left = []
     for denial, error in delete_acls(destination.client, denied).items():
         if error is None or isinstance(error, NoAuthorizerError):

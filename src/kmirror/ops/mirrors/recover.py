@@ -253,7 +253,12 @@ def _wait(
             rebuilt_ms = topic.rebuilt_at_ms if topic else None
             is_rebuilt = rebuilt_ms is not None and rebuilt_ms != rebuilt_before.get(partition.topic)
             if retry.rebuilds and not (is_rebuilt and report.time_ms >= (rebuilt_ms or 0)):
-                progress_of[partition] = "its topic is still being rebuilt"
+                has_begun = topic is not None and topic.rebuild is not None
+                progress_of[partition] = (
+                    "its topic is still being rebuilt"
+                    if has_begun
+                    else "the rebuild of its topic has not begun: the engine's log says why"
+                )
                 continue
             row = report.row
             if row.state is PartitionState.FAILED:

@@ -146,7 +146,7 @@ class RightsJob(DestinationJob):
         """
         copied = state.rights(self._mirror, SHARED).made
         known = {one.resource_name for one in copied if one.resource_type is ResourceType.GROUP}
-        listed = ClusterGroups(source).listed(whole=False)
+        listed = ClusterGroups(source).listed(whole=False, passes_silent=True)
         return {group for group in {*listed, *known} if settings.selects_group(group)}
 
 

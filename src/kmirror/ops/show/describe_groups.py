@@ -148,7 +148,7 @@ def _rows(
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         there = group_views(here, {record.destination_group: GroupKind(record.kind) for record in stored})
     checked = state.groups_checked(mirror.name)
-    clock = _Clock(now_ms(), checked.time_ms if checked else None)
+    clock = _Clock(now_ms(), checked.time_ms, checked.unreadable) if checked else _Clock(now_ms(), None)
     rows: list[GroupRow] = []
     for plan in plans:
         rows += _planned(plan, mirror.name, records.get(plan.group), clock, settings)
@@ -193,18 +193,20 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The current time, and when an engine last checked all groups, in epoch milliseconds."""
+    """The current time, and when an engine last checked all groups but the unreadable ones, in epoch milliseconds."""
 
     now_ms: int
     checked_ms: int | None
+    unreadable: tuple[str, ...] = ()
 
     def last_sync(self, record: GroupRecord | None, synced: int | None, found: int | None) -> int | None:
         """Return when the offset was last known to be correct."""
         if record is None or synced is None:
             return None
-        if record.skipped is not None or synced != found or self.checked_ms is None:
+        is_unread = self.checked_ms is None or record.group in self.unreadable
+        if record.skipped is not None or synced != found or is_unread:
             return record.time_ms
-        return max(record.time_ms, self.checked_ms)
+        return max(record.time_ms, self.checked_ms or 0)
 
     def age(self, at_ms: int | None) -> int | None:
         """Return the age in milliseconds."""

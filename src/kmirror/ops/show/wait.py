@@ -33,7 +33,6 @@ from kmirror.ops.base.context import (
     Destination,
     cluster_id_of,
     naming_cluster,
-    now_ms,
     require_mirror,
     require_same_cluster,
 )
@@ -138,7 +137,7 @@ def wait(
             on_check(progress(condition, rows, targets))
             results, warnings = judge(condition, rows, targets), list[str]()
             if topics is None:
-                missing, warnings = not_added_topics(state, record), failing_job_notes(state, mirror, now_ms())
+                missing, warnings = not_added_topics(state, record), failing_job_notes(state, mirror, found[0].health)
                 if condition is Condition.HEALTHY:
                     results += not_added_results(record, missing)
                 else:

@@ -126,7 +126,8 @@ def verify_trouble(
     failed: dict[str, list[TopicResult]] = {}
     unknown: dict[str, str] = {}
     for row in (row for row in outcome.rows if row.result is not Outcome.DONE):
-        if not row.different and (row.result is Outcome.TIMED_OUT or row.reason in _MAY_PASS):
+        may_pass = row.result is Outcome.TIMED_OUT or (row.reason in _MAY_PASS and not row.is_lasting)
+        if may_pass and not row.different:
             where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"
             unknown.setdefault(row.topic, f"contents: {where} {row.message}")
             continue

@@ -69,8 +69,9 @@ def verify(destination: Destination, request: VerifyRequest, watch: Watch = unwa
 
     Raises:
         UsageError: a contradictory request.
-        RefusedError: no such mirror or topic, the source is another cluster, Spark does not start.
+        RefusedError: no such mirror or topic, the source is another cluster.
         UnreachableError: a cluster does not answer at all.
+        KmirrorError: Spark does not start.
     """
     with _Run(destination, request, watch) as run:
         rows, plan = run.read_clusters()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kmirror.cluster.protocol.batch import CorruptBatchError
 from kmirror.columns import (
     COUNT,
     DURATION,
@@ -33,8 +34,18 @@ from kmirror.columns import (
 from kmirror.engine.bulk.runner import Where
 from kmirror.engine.compare.difference import Difference, DifferenceKind, RecordSummary
 from kmirror.engine.compare.verification import PartitionVerdict
-from kmirror.errors import UNMET_REASONS, ExitCode, KmirrorError, Reason, TimedOutError
+from kmirror.errors import (
+    UNMET_REASONS,
+    BrokerError,
+    ExitCode,
+    KmirrorError,
+    Reason,
+    RefusedError,
+    TimedOutError,
+    UsageError,
+)
 from kmirror.ops.base.results import ERROR_OR_NULL, EXIT_CODE, ErrorInfo
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.topic_results import OUTCOME, Outcome
 from kmirror.words import counted, one_line
 
@@ -121,6 +132,8 @@ class VerifyRow:
         TEXT.null_when("the topic was not looked at"), "the topic on the source", default=None
     )
     hint: str | None = None
+    #: True if it could not be compared, and never will be until someone changes something.
+    is_lasting: bool = False
 
     @property
     def verdict(self) -> ComparisonResult:
@@ -253,7 +266,7 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
     """Return the row of one partition."""
     difference, trouble = verdict.first_difference, verdict.trouble
     reason: Reason | None = None
-    hint = None
+    hint, is_lasting = None, False
     if difference is not None and difference.kind is DifferenceKind.FILLER and subject.unaligned:
         difference, trouble = None, _UNALIGNED
     if difference is not None:
@@ -265,6 +278,8 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
         is_passing = isinstance(trouble, TimedOutError)
         result = Outcome.TIMED_OUT if is_passing else Outcome.FAILED
         message, reason, hint = f"could not be compared: {trouble}", trouble.reason, trouble.hint
+        is_lasting = isinstance(trouble, BrokerError | CorruptBatchError | RefusedError | UsageError)
+        is_lasting = is_lasting and not is_transient(trouble)
     elif verdict.obstacle is not None:
         result, message = Outcome.FAILED, f"could not be compared: {verdict.obstacle}"
     else:
@@ -288,6 +303,7 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
         last_mirrored_offset=subject.last_mirrored_offset,
         notes=(*sides, *recreated, *subject.notes, *verdict.notes),
         hint=hint,
+        is_lasting=is_lasting,
     )
 
 
