@@ -321,9 +321,9 @@ def test_a_synced_group_that_no_broker_lists_is_asked_for_by_name(
     scene.at_source(100)
     listed = ClusterGroups.listed
 
-    def without_it(groups: ClusterGroups, *, whole: bool = True) -> dict[str, ListedGroup]:
+    def without_it(groups: ClusterGroups, **how: bool) -> dict[str, ListedGroup]:
         """Answer as brokers do while the group's coordinator moves from one to the other."""
-        return {name: one for name, one in listed(groups, whole=whole).items() if name != scene.group}
+        return {name: one for name, one in listed(groups, **how).items() if name != scene.group}
 
     with monkeypatch.context() as patched:
         patched.setattr(ClusterGroups, "listed", without_it)

@@ -120,11 +120,11 @@ def test_a_source_topic_is_not_recreated_because_one_broker_shows_an_older_one(
         wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
         old = asked.metadata([topic]).topics[topic].topic_id
 
-    def begin(source_topic_id: bytes) -> TopicRecord | None:
+    def begin(source_topic_id: bytes, *, consented: bool = True) -> TopicRecord | None:
         printed = format_topic_id(source_topic_id)
         mirrored = replace(record(topic, bytes(15) + b"\x01"), mirror=mirror, source_topic_id=printed)
         change(destination, mirror, lambda _: Changes((mirrored,)))
-        claim(destination, mirror, topic, Reason.SOURCE_TOPIC_RECREATED, consented=True)
+        claim(destination, mirror, topic, Reason.SOURCE_TOPIC_RECREATED, consented=consented)
         return destination.state().topic(mirror, topic)
 
     with cut_off(three_brokers, topic) as (stale, knowing):
@@ -132,7 +132,10 @@ def test_a_source_topic_is_not_recreated_because_one_broker_shows_an_older_one(
             assert asked.metadata([topic]).topics[topic].topic_id == old
         # the newer one may be the one that was mirrored
         with pytest.raises(UnreachableError, match=f"source topic {topic} .* may still exist"):
-            begin(bytes(15) + b"\x02")
+            begin(bytes(15) + b"\x02", consented=False)
+        claimed = begin(bytes(15) + b"\x02")
+        assert claimed is not None
+        assert claimed.pending_operation == PENDING_REBUILD
         three_brokers.signal(knowing.node_id, signal.SIGCONT)
         with client(knowing) as asked:
             wait_until(lambda: asked.metadata([topic]).topics[topic].topic_id not in {old, NO_TOPIC_ID})
