@@ -25,7 +25,7 @@ from kmirror.engine.lane.lane import Lane
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
-from tests.support.far_logs import write, write_large
+from tests.support.far_logs import write, write_large, write_unequal
 from tests.support.lane import Mirror, assert_same, claims_connection, fill
 from tests.support.oracle import librdkafka_records
 from tests.support.shared_clusters import ForgetfulCluster, cluster_behind_wires
@@ -152,6 +152,58 @@ def test_many_partitions_with_large_batches_are_hardly_fetched_twice(
     assert copied > 0.8 * (partitions * megabytes << 20)
     assert "silent" not in roles
     assert sent < 1.35 * copied, f"{sent / copied:.2f}"
+
+
+def test_a_buffer_full_of_what_follows_a_gap_stops_nothing(looped: Mirror, wire: Wire) -> None:
+    """Ranges are guessed by the mean size of a batch: where these differ much, some bytes between two are missing."""
+    looped.buffer_bytes = 8 << 20
+    topic = looped.topic()
+    write_unequal(looped.source, topic, 10 * MEGABYTES)
+    lane = start_far_away(looped, wire)
+    looped.wait_copied(lane)
+    assert looped.stop(lane).clean
+    assert_same(looped, topic)
+
+
+@pytest.mark.slow
+def test_a_limit_holds_for_what_is_read_ahead(looped: Mirror, wire: Wire) -> None:
+    lane, topic = start_reading_ahead(looped, wire)
+    looped.claim(throttle={0: 100_000})
+    looped.wait(lane, lambda: lane.control.bytes_per_second == 100_000)
+    wire.answered_bytes_per_second = inf
+    # what was asked for before arrives yet
+    looped.wait(lane, lambda: stays_the_same(lambda: read_ahead_bytes(lane) >> 20))
+    assert lane.partitions[0].source.role == "ahead"
+    assert read_ahead_bytes(lane) < 4 * MEGABYTES << 20
+    looped.claim()
+    looped.wait_copied(lane)
+    assert looped.stop(lane).clean
+    assert_same(looped, topic)
+
+
+@pytest.mark.slow
+def test_what_is_read_ahead_waits_for_topics_with_priority(looped: Mirror, wire: Wire) -> None:
+    lane, topic = start_reading_ahead(looped, wire)
+    looped.claim(first_topics=("another",))
+    (copy,) = lane.partitions
+    looped.wait(lane, lambda: copy.source.is_deferred and not copy.queue and not copy.in_flight)
+    assert stays_the_same(lambda: copy.progress.bytes_copied)
+    assert not copy.caught_up
+    wire.answered_bytes_per_second = inf
+    looped.claim()
+    looped.wait_copied(lane)
+    assert looped.stop(lane).clean
+    assert_same(looped, topic)
+
+
+def start_reading_ahead(mirror: Mirror, wire: Wire) -> tuple[Lane, str]:
+    """Start a lane far away, over connections of 1 MB/s; return it when it reads its only partition ahead."""
+    topic = mirror.topic()
+    write(mirror.source, topic, 10 * MEGABYTES)
+    wire.answered_bytes_per_second = 1e6
+    lane = start_far_away(mirror, wire)
+    mirror.wait(lane, lambda: lane.partitions[0].source.role == "ahead")
+    return lane, topic
 
 
 @contextmanager

@@ -23,6 +23,18 @@ def write_large(cluster: SandboxCluster, topic: str, partitions: int, megabytes:
         assert producer.flush(60) == 0
 
 
+def write_unequal(cluster: SandboxCluster, topic: str, megabytes: int) -> None:
+    """Write batches of one record each to partition 0, by turns many small ones and a few of nearly 1 MB."""
+    chance = random.Random(megabytes)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0, "batch.num.messages": 1})
+    written = 0
+    while written < megabytes << 20:
+        for size in [2_000] * chance.randrange(200) + [900_000] * chance.randrange(1, 8):
+            producer.produce(topic, _BODY[:size], partition=0)
+            written += size
+        assert producer.flush(60) == 0
+
+
 def write(
     cluster: SandboxCluster, topic: str, megabytes: int, partition: int = 0, *, transactions: bool = False
 ) -> None:

@@ -49,6 +49,8 @@ class Mirror:
         self.at_destination = ClusterClient(client_config(destination.client_properties()))
         #: How many connections a lane may open to a broker.
         self.connections = 64
+        #: How much a lane may hold that it has read ahead.
+        self.buffer_bytes = 64 << 20
         self._spec = spec
         self._assignments: list[Assignment] = []
         self._lanes: list[tuple[Lane, threading.Thread]] = []
@@ -111,6 +113,7 @@ class Mirror:
         lanes: Mapping[int, Incarnation] | None = None,
         revisions: Mapping[int, int] | None = None,
         settle_ms: int = 0,
+        **more: Any,
     ) -> None:
         """Write the engine's record."""
         granted = {0: Incarnation(1, 0)} if lanes is None else lanes
@@ -133,7 +136,8 @@ class Mirror:
                 lanes=granted,
                 revisions=revisions,
                 connections=self.connections,
-                buffer_bytes=64 << 20,
+                buffer_bytes=self.buffer_bytes,
+                **more,
             )
         )
 

@@ -99,14 +99,27 @@ def test_a_lane_that_does_not_know_its_share_fetches_nothing() -> None:
 
 def test_it_counts_what_was_fetched_and_how_long_was_waited() -> None:
     throttle = Throttle(0.0)
-    throttle.spend(7)
+    throttle.received(7)
     assert (throttle.fetched_bytes, throttle.waited(5.0)) == (7, 0.0)
     throttle.set_limit(100_000, 5.0)
     assert throttle.allowance(5.0) == 0
     assert throttle.waited(5.5) == 0.5
     assert throttle.allowance(6.0) == 16 << 10
-    throttle.spend(1_000_000)
+    throttle.received(1_000_000)
     assert (throttle.fetched_bytes, throttle.waited(6.0)) == (1_000_007, 1.0)
+
+
+def test_what_is_asked_for_and_never_comes_was_not_fetched() -> None:
+    throttle = Throttle(0.0)
+    throttle.set_limit(100_000, 0.0)
+    throttle.spend(50_000)
+    assert throttle.fetched_bytes == 0
+    assert throttle.allowance(0.4) == 0
+    throttle.spend(-50_000)
+    assert throttle.fetched_bytes == 0
+    throttle.spend(50_000)
+    throttle.received(60_000, paid=50_000)
+    assert throttle.fetched_bytes == 60_000
 
 
 def reported(shares: ThrottleShares, rates: dict[int, int], waiting: set[int], seconds: int = 3) -> None:

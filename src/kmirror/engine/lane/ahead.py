@@ -185,6 +185,12 @@ class Ahead:
                 reading.clear()
                 self._release_dropped(reading)
 
+    def leave(self, is_meant: Callable[[PartitionCopy], bool]) -> None:
+        """Fetch those partitions that are meant in their sessions again."""
+        for reach in self._reaches.values():
+            for partition in [one for one in reach.readings if is_meant(one)]:
+                self._leave(reach, partition)
+
     def _leave(self, reach: Reach, partition: PartitionCopy, *, until: float = 0.0) -> None:
         """Fetch a partition in its session again."""
         self.forget(partition)
@@ -215,11 +221,11 @@ class Ahead:
 
     def pump(self, at: float) -> None:
         """Take in what partitions want by now, open connections and ask for more."""
+        if self._most_connections < 1:
+            self.leave(lambda _: True)
         for node_id, reach in self._reaches.items():
             for partition in [p for p in reach.waiting if p.wants_records]:
                 self._take(reach, partition, at)
-            for partition in list(reach.readings) if self._most_connections < 1 else ():
-                self._leave(reach, partition)
             reach.breadth.limit = max(1, self._most_connections)
             wanted = min(reach.polls.connections, self._most_connections)
             if reach.readings:
@@ -282,7 +288,9 @@ class Ahead:
             link = min(links, key=lambda one: len(one.requests))
             if len(link.requests) >= link.most_requests:
                 return
-            if self._frame_bytes + self._asked_bytes + REQUEST_BYTES > limit or not reach.askable:
+            # what comes next is asked for even if all else that has arrived waits for it: nothing else makes room
+            room = limit - self._frame_bytes - self._asked_bytes + (share if reach.lacking else 0)
+            if room < REQUEST_BYTES or not reach.askable:
                 break
             if self._throttle.allowance(at) == 0:
                 break
@@ -290,10 +298,8 @@ class Ahead:
             del reach.askable[partition]
             reach.lacking.pop(partition, None)
             reading, position = reach.readings[partition], partition.intake.next_offset
-            # what comes next is asked for even if much of what follows it has arrived: nothing else can be taken in
             may_hold = reading.held_bytes < share or reading.lacks(position)
-            end = partition.source.last_stable_offset or 0
-            one = reading.ask(position, end) if may_hold and not partition.source.is_deferred else None
+            one = reading.ask(position, partition.source.last_stable_offset or 0) if may_hold else None
             if one is None:
                 continue
             reach.may_ask(partition)
@@ -332,7 +338,7 @@ class Ahead:
         partition, reading, one = request.partition, request.reading, request.range
         link.stream.connection.note_throttle(answer.throttle_time_ms)
         self._asked_bytes -= request.allowed_bytes
-        self._throttle.spend(len(view) - request.allowed_bytes)
+        self._throttle.received(len(view), paid=request.allowed_bytes)
         self._frame_bytes += len(view)
         frame = Frame(view, link)
         reach.seen_at = max(reach.seen_at, request.asked_at)
@@ -359,7 +365,7 @@ class Ahead:
         self, reach: Reach, link: AheadLink, poll: Poll, answer: FetchAnswer, view: memoryview, at: float
     ) -> None:
         link.stream.connection.note_throttle(answer.throttle_time_ms)
-        self._throttle.spend(len(view))
+        self._throttle.received(len(view))
         self._frame_bytes += len(view)
         frame = Frame(view, link)
         reach.polls.answered(poll, answer.partitions, frame, at)

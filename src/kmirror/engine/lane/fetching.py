@@ -156,10 +156,13 @@ class Fetching:
         return self._throttle.fetched_bytes, self._throttle.waited(now())
 
     def on_tick(self, at: float) -> None:
-        """Do what is due: time-outs, priorities, and returning from followers to leaders."""
+        """Do what is due: limits, time-outs, priorities, and returning from followers to leaders."""
+        self._throttle.set_limit(self._lane.control.bytes_per_second, at)
+        self.collect()
         self._links.on_tick(at)
         if self._first_topics != self._lane.control.first_topics:
             self._first_topics = self._lane.control.first_topics
+            self.ahead.leave(self._must_defer)
             for link in self._links.opened:
                 self._apply_priority(link)
         if at >= self._sort_at:
@@ -173,7 +176,8 @@ class Fetching:
             self._sort_silent(at)
         for partition in self._lane.partitions if self._lane.source_config.rack else ():
             until, facts = partition.source.follower_until, partition.facts
-            if facts is not None and until is not None and at >= until and partition.wants_records:
+            is_due = until is not None and at >= until and partition.source.role != "ahead"
+            if facts is not None and is_due and partition.wants_records:
                 self._move_fetch(partition, facts.source_leader[0], None)
 
     def _set_aside_quiet(self, link: SourceLink, at: float) -> None:
@@ -372,7 +376,6 @@ class Fetching:
         alone = link.next_silent(at) if link.role == "silent" else None
         if alone is None and not len(link.session):
             return
-        self._throttle.set_limit(self._lane.control.bytes_per_second, at)
         allowed = self._throttle.allowance(at)
         if allowed == 0:
             return
@@ -403,7 +406,7 @@ class Fetching:
             return
         frame = Frame(view, link)
         self._held_bytes += len(view)
-        self._throttle.spend(len(view))
+        self._throttle.received(len(view))
         at = now()
         if asked_at is not None and any(len(part.records) for part in answer.partitions):
             link.busy_at = at

@@ -48,9 +48,13 @@ class Throttle:
         self._asked_bytes = max(_SMALLEST_REQUEST, int(self._limit * _REQUEST_SECONDS))
         return self._asked_bytes
 
-    def spend(self, size: int) -> None:
-        """Pay for a response."""
+    def received(self, size: int, *, paid: int = 0) -> None:
+        """Count a response, and pay for what was not paid for when it was asked for."""
         self.fetched_bytes += size
+        self.spend(size - paid)
+
+    def spend(self, size: int) -> None:
+        """Pay for a response; a negative size is given back."""
         if self._limit is not None:
             self._tokens -= size
             self._full_seconds = _HELD_UP_SECONDS if size > self._asked_bytes // 2 else _IDLE_SECONDS
