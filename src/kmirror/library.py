@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from kmirror.beside import beside
 from kmirror.errors import (
@@ -70,6 +70,7 @@ from kmirror.ops.stop.batches import promote_in_batches
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest
+from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.settings.value_types import parse_start_from
@@ -108,6 +109,7 @@ __all__ = [
 ]
 
 _LOCAL = "local[*]"
+P = ParamSpec("P")
 
 
 class Client:
@@ -192,17 +194,8 @@ class Client:
         dry_run: bool = False,
     ) -> VerbResult:
         """Create a mirror: store its source, filters and settings."""
-        with self._destination() as destination:
-            return done_of(
-                create(
-                    destination,
-                    mirror,
-                    properties_of(mirror_config),
-                    config,
-                    if_not_exists=if_not_exists,
-                    dry_run=dry_run,
-                )
-            )
+        properties = properties_of(mirror_config)
+        return self._done(create, mirror, properties, config, if_not_exists=if_not_exists, dry_run=dry_run)
 
     def add(
         self,
@@ -221,21 +214,18 @@ class Client:
         """Add source topics to a mirror; `start_from` is earliest, latest or timestamp:T."""
         selected, left_out = required(topics, "topics"), selector(exclude, "exclude")
         start = None if start_from is None else parse_start_from("start_from", start_from)
-        with self._destination() as destination:
-            return done_of(
-                add(
-                    destination,
-                    mirror,
-                    selected,
-                    exclude=left_out,
-                    adopt=adopt,
-                    allow_missing=allow_missing,
-                    start_from=start,
-                    overrides=config,
-                    spark=SparkChoice(master, spark_conf or {}),
-                    dry_run=dry_run,
-                )
-            )
+        return self._done(
+            add,
+            mirror,
+            selected,
+            exclude=left_out,
+            adopt=adopt,
+            allow_missing=allow_missing,
+            start_from=start,
+            overrides=config,
+            spark=SparkChoice(master, spark_conf or {}),
+            dry_run=dry_run,
+        )
 
     def apply(
         self,
@@ -251,8 +241,7 @@ class Client:
         """Make the mirrors those of a file; `prune_topics` and `prune_mirrors` name what is not in it and ends."""
         pruned = Prune.of(prune, selector(prune_topics, "prune_topics"), prune_mirrors)
         request = ApplyRequest(read_mirrors_file(Path(file)), pruned, SparkChoice(master, spark_conf or {}))
-        with self._destination() as destination:
-            return done_of(apply(destination, request, dry_run=dry_run))
+        return self._done(apply, request, dry_run=dry_run)
 
     def export(self, mirrors: Sequence[str] = ()) -> str:
         """Return the file for `apply` of these mirrors, by default of all."""
@@ -294,8 +283,7 @@ class Client:
         if condition not in list(Condition):
             raise UsageError(f"{condition!r} is not a condition to wait for", f"give one of {', '.join(Condition)}")
         selected, readers, timeout_ms = selector(topics, "topics"), selector(groups, "groups"), milliseconds(timeout)
-        with self._destination() as destination:
-            return done_of(wait(destination, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers))
+        return self._done(wait, mirror, Condition(condition), timeout_ms, topics=selected, groups=readers)
 
     def verify(
         self,
@@ -349,12 +337,9 @@ class Client:
             together,
             block_producers,
         )
-        with self._destination() as destination:
-            if batch is None:
-                return done_of(promote(destination, request, stopping=stop, dry_run=dry_run).result)
-            pause_ms = milliseconds(pause)
-            done = promote_in_batches(destination, request, batch, pause_ms, stopping=stop, dry_run=dry_run)
-            return done_of(done.result)
+        if batch is None:
+            return self._done(promote, request, stopping=stop, dry_run=dry_run)
+        return self._done(promote_in_batches, request, batch, milliseconds(pause), stopping=stop, dry_run=dry_run)
 
     def failover(
         self,
@@ -366,15 +351,12 @@ class Client:
     ) -> VerbResult:
         """Stop mirroring immediately and make the topics writable; needs neither the source nor an engine."""
         selected = selector(topics, "topics")
-        with self._destination() as destination:
-            done = failover(destination, mirror, selected, fence_with_record=fence_with_record, dry_run=dry_run)
-            return done_of(done.result)
+        return self._done(failover, mirror, selected, fence_with_record=fence_with_record, dry_run=dry_run)
 
     def remove(self, mirror: str, topics: Topics, *, dry_run: bool = False) -> VerbResult:
         """Remove topics from a mirror and make them writable, whatever their lag."""
         selected = required(topics, "topics")
-        with self._destination() as destination:
-            return done_of(remove(destination, mirror, selected, dry_run=dry_run).result)
+        return self._done(remove, mirror, selected, dry_run=dry_run)
 
     def failback(
         self,
@@ -407,8 +389,7 @@ class Client:
             discard,
             spark=SparkChoice(master, spark_conf or {}),
         )
-        with self._destination() as destination:
-            return done_of(failback(destination, request, dry_run=dry_run).result)
+        return self._done(failback, request, dry_run=dry_run)
 
     def switchover(
         self,
@@ -434,20 +415,17 @@ class Client:
             master,
             block_producers=block_producers,
         )
-        with self._destination() as destination:
-            return done_of(switchover(destination, request, stopping=stop, dry_run=dry_run).result)
+        return self._done(switchover, request, stopping=stop, dry_run=dry_run)
 
     def pause(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Stop copying topics, all of the mirror by default, until they are resumed; they stay read-only."""
         selected = selector(topics, "topics")
-        with self._destination() as destination:
-            return done_of(pause(destination, mirror, selected, dry_run=dry_run))
+        return self._done(pause, mirror, selected, dry_run=dry_run)
 
     def resume(self, mirror: str, topics: Topics | None = None, *, dry_run: bool = False) -> VerbResult:
         """Copy paused topics again."""
         selected = selector(topics, "topics")
-        with self._destination() as destination:
-            return done_of(resume(destination, mirror, selected, dry_run=dry_run))
+        return self._done(resume, mirror, selected, dry_run=dry_run)
 
     def recover(
         self,
@@ -464,8 +442,7 @@ class Client:
         if trim and not accept_loss:
             raise UsageError("trim requires accept_loss", "give both or neither")
         selected, consent = selector(topics, "topics"), Consent(accept_loss, trim, accept_reset, accept_divergence)
-        with self._destination() as destination:
-            return done_of(recover(destination, mirror, selected, consent, dry_run=dry_run))
+        return self._done(recover, mirror, selected, consent, dry_run=dry_run)
 
     def settings(self, mirror: str) -> tuple[SettingRow, ...]:
         """Return a mirror's settings and the connection properties of its source, as `kmirror config` shows them."""
@@ -476,13 +453,11 @@ class Client:
         self, mirror: str, changes: Mapping[str, str], *, unset: Sequence[str] = (), dry_run: bool = False
     ) -> VerbResult:
         """Change settings of a mirror, and reset those in `unset` to their defaults."""
-        with self._destination() as destination:
-            return done_of(change_config(destination, mirror, changes, unset, dry_run=dry_run))
+        return self._done(change_config, mirror, changes, unset, dry_run=dry_run)
 
     def delete(self, mirror: str, *, dry_run: bool = False) -> VerbResult:
         """Delete a mirror whose topics are all stopped; the topics stay."""
-        with self._destination() as destination:
-            return done_of(delete(destination, mirror, dry_run=dry_run))
+        return self._done(delete, mirror, dry_run=dry_run)
 
     def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
         """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
@@ -493,6 +468,14 @@ class Client:
         """Return both ends of a mirror; `in_charge` says which takes the writes, and is None if it is not certain."""
         with self._destination() as destination:
             return in_charge(destination, mirror, topic)
+
+    def _done(
+        self, verb: Callable[Concatenate[Destination, P], VerbResult | VerbReport], *args: P.args, **kwargs: P.kwargs
+    ) -> VerbResult:
+        """Return what a verb has done. Raises the error of its result."""
+        with self._destination() as destination:
+            done = verb(destination, *args, **kwargs)
+        return done_of(done.result if isinstance(done, VerbReport) else done)
 
     def _destination(self) -> Destination:
         return Destination.open(self._properties, self._expect_cluster_id)

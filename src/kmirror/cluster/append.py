@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kmirror.cluster.client import LATEST, ClusterClient, require
@@ -125,9 +124,7 @@ class OffsetAppender:
         self.resume(self.read_state())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leader = None
 
     def append(self, records: Iterable[Record] | memoryview | bytes | bytearray) -> int:

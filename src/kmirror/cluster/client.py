@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.connection import Connection, UnsupportedVersionError, WrongClusterError
 from kmirror.cluster.kept_connections import is_usable
 from kmirror.cluster.log_ahead import SpareConnections
@@ -436,10 +436,7 @@ class ClusterClient:
 
     def broker_configs(self, node_ids: Iterable[int], names: list[str]) -> dict[int, dict[str, str]]:
         """Read settings of brokers; without the brokers that do not return them."""
-        with KAFKA_IMPORTS:
-            from kafka.protocol.admin import DescribeConfigsRequest
-
-        resource_type = DescribeConfigsRequest.DescribeConfigsResource
+        resource_type = kafka.DescribeConfigsRequest.DescribeConfigsResource
         metadata = self._metadata or self.metadata([])
         settings: dict[int, dict[str, str]] = {}
         for node_id in node_ids:
@@ -447,7 +444,7 @@ class ClusterClient:
             resource = resource_type(resource_type=4, resource_name=str(node_id), configuration_keys=names)
             try:
                 connection = self.connect(node_id, broker.host, broker.port)
-                answer = connection.request(DescribeConfigsRequest(resources=[resource]), highest=4)
+                answer = connection.request(kafka.DescribeConfigsRequest(resources=[resource]), highest=4)
             except (KmirrorError, OutcomeUnknown):
                 continue
             for result in answer.results:

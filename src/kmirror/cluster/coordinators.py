@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from enum import IntEnum
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.protocol.codes import Code
 
@@ -31,13 +31,10 @@ def find_coordinators(
     Raises:
         UnreachableError: no broker answers.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.metadata import FindCoordinatorRequest
-
     left, deadline = list(keys), time.monotonic() + timeout
     found: dict[str, Coordinator | int] = dict.fromkeys(left, int(Code.COORDINATOR_NOT_AVAILABLE))
     while left:
-        request = FindCoordinatorRequest(key=left[0], key_type=key_type, coordinator_keys=left)
+        request = kafka.FindCoordinatorRequest(key=left[0], key_type=key_type, coordinator_keys=left)
         answer = client.ask_any(request, timeout=seconds_left(deadline))
         has_many = answer.API_VERSION >= _FIRST_OF_MANY
         for key, one in [(one.key, one) for one in answer.coordinators] if has_many else [(left[0], answer)]:

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, TypeVar
 
 from kmirror.cluster.append import InvalidProduceOffsetError, OffsetAppender
@@ -87,9 +86,7 @@ class AppendPipeline:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Wait for all answers, and close all connections. Raises as `flush`, unless another error is being raised."""
         try:
             if error is None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient, seconds_left
 from kmirror.cluster.connection import exchange_of
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -51,12 +51,9 @@ def describe_producers(
 
 def producers_question(led: Iterable[TopicPartition]) -> Exchange:
     """Return the request to one leader; what it answers is for `producers_in`."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeProducersRequest
-
-    topic_type = DescribeProducersRequest.TopicRequest
+    topic_type = kafka.DescribeProducersRequest.TopicRequest
     topics = [topic_type(name=name, partition_indexes=indexes) for name, indexes in by_topic(led).items()]
-    return exchange_of(DescribeProducersRequest(topics=topics))
+    return exchange_of(kafka.DescribeProducersRequest(topics=topics))
 
 
 def producers_in(answer: Any) -> dict[TopicPartition, ProducersAnswer]:
@@ -109,16 +106,13 @@ def transactions_of(
     Raises:
         UnreachableError: no broker answers.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import ListTransactionsRequest
-
     until = time.monotonic() + patience_s
     found: dict[int, tuple[str, str]] = {}
     for broker in client.metadata([], timeout=patience_s).brokers.values():
         with suppress(KmirrorError, OutcomeUnknown):
             left = seconds_left(until)
             connection = client.connect(broker.node_id, broker.host, broker.port, timeout=left)
-            request = ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producer_ids))
+            request = kafka.ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(producer_ids))
             answer = connection.request(request, highest=0, timeout=left)
             if not answer.error_code:
                 for one in answer.transaction_states:

@@ -9,7 +9,6 @@ import logging
 import random
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from kmirror.errors import KmirrorError, TimedOutError
@@ -111,9 +110,7 @@ class LiveProducer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         self._producer.purge()

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import LEAST_S, ClusterClient, seconds_left
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.coordinators import KeyType, find_coordinators
@@ -79,9 +79,6 @@ class ClusterGroups:
                 `passes_silent`, none answers.
             BrokerError: a broker refuses.
         """
-        with KAFKA_IMPORTS:
-            from kafka.protocol.admin import ListGroupsRequest
-
         deadline = time.monotonic() + self._timeout
         while True:
             code, found, coordinated, absent, silent = 0, {}, set[int](), set[int](), 0
@@ -95,7 +92,7 @@ class ClusterGroups:
                         led, others = _coordinated(connection, broker.node_id, left)
                         coordinated |= led
                         absent |= others
-                    request = ListGroupsRequest(states_filter=[], types_filter=[])
+                    request = kafka.ListGroupsRequest(states_filter=[], types_filter=[])
                     answer = connection.request(request, lowest=_LIST_GROUPS_WITH_STATE, timeout=left)
                 except (OutcomeUnknown, UnreachableError) as error:
                     silent += 1
@@ -235,11 +232,9 @@ class ClusterGroups:
         Raises:
             UnreachableError: no broker answers.
         """
-        with KAFKA_IMPORTS:
-            from kafka.protocol.admin import DeleteGroupsRequest
 
         def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
-            answer = connection.request(DeleteGroupsRequest(groups_names=list(some)), timeout=timeout)
+            answer = connection.request(kafka.DeleteGroupsRequest(groups_names=list(some)), timeout=timeout)
             return {one.group_id: one.error_code for one in answer.results}
 
         found = self._per_coordinator(sorted(groups), ask, self._timeout) if groups else {}
@@ -319,21 +314,18 @@ def _listed(group: Any) -> ListedGroup:
 
 
 def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dict[str, Any]:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.consumer import OffsetFetchRequest
-
-    api = Api(OffsetFetchRequest.API_KEY, OffsetFetchRequest.name, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME)
+    api = Api(kafka.OffsetFetchRequest.API_KEY, kafka.OffsetFetchRequest.name, _OFFSET_FETCH_OF_ALL_TOPICS, _BY_NAME)
     version = connection.version_for(api)
     answers: list[tuple[str, Any]] = []
     if version >= _OFFSET_FETCH_OF_MANY:
-        group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+        group_type = kafka.OffsetFetchRequest.OffsetFetchRequestGroup
         wanted = [group_type(group_id=group, member_id=None, member_epoch=-1, topics=None) for group in groups]
-        request = OffsetFetchRequest(groups=wanted, require_stable=False)
+        request = kafka.OffsetFetchRequest(groups=wanted, require_stable=False)
         answer = connection.request(request, highest=version, timeout=timeout)
         answers = [(group.group_id, group) for group in answer.groups]
     else:
         for name in groups:
-            request = OffsetFetchRequest(group_id=name, topics=None, require_stable=False)
+            request = kafka.OffsetFetchRequest(group_id=name, topics=None, require_stable=False)
             answers.append((name, connection.request(request, highest=version, timeout=timeout)))
     found: dict[str, Any] = {}
     for name, group in answers:
@@ -350,10 +342,7 @@ def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dic
 
 
 def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float) -> dict[TopicPartition, int]:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.consumer import OffsetCommitRequest
-
-    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    topic_type = kafka.OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     wanted: defaultdict[str, list[Any]] = defaultdict(list)
     for partition, committed in sorted(offsets.items()):
@@ -367,7 +356,7 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
             )
         )
     topics = [topic_type(name=name, partitions=partitions) for name, partitions in wanted.items()]
-    request = OffsetCommitRequest(
+    request = kafka.OffsetCommitRequest(
         group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
     )
     return _codes_in(connection.request(request, highest=_BY_NAME, timeout=timeout))
@@ -376,16 +365,13 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
 def _delete(
     connection: Connection, group: str, partitions: Collection[TopicPartition], timeout: float
 ) -> dict[TopicPartition, int] | int:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.consumer import OffsetDeleteRequest
-
-    topic_type = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    topic_type = kafka.OffsetDeleteRequest.OffsetDeleteRequestTopic
     partition_type = topic_type.OffsetDeleteRequestPartition
     topics = [
         topic_type(name=name, partitions=[partition_type(partition_index=index) for index in indexes])
         for name, indexes in by_topic(sorted(partitions)).items()
     ]
-    answer = connection.request(OffsetDeleteRequest(group_id=group, topics=topics), timeout=timeout)
+    answer = connection.request(kafka.OffsetDeleteRequest(group_id=group, topics=topics), timeout=timeout)
     if answer.error_code:
         return 0 if answer.error_code == GROUP_ID_NOT_FOUND else int(answer.error_code)
     return _codes_in(answer)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.wire import (
@@ -66,10 +66,7 @@ def describe_classic(connection: Connection, groups: Sequence[str], timeout: flo
     Raises:
         OutcomeUnknown: no whole answer in time.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeGroupsRequest
-
-    request = DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False)
+    request = kafka.DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False)
     answer = connection.request(request, highest=_DESCRIBE_GROUPS, timeout=timeout)
     return {one.group_id: one.error_code or _classic(one) for one in answer.groups}
 

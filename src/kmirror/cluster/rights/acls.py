@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import (
     ANY_HOST,
@@ -81,11 +81,9 @@ def create_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import CreateAclsRequest
 
     def request(some: Sequence[AclBinding]) -> Any:
-        return CreateAclsRequest(creations=[CreateAclsRequest.AclCreation(*_encoded(one)) for one in some])
+        return kafka.CreateAclsRequest(creations=[kafka.CreateAclsRequest.AclCreation(*_encoded(one)) for one in some])
 
     return _change(client, bindings, request, lambda answer: answer.results, "creating the ACL")
 
@@ -96,11 +94,11 @@ def delete_acls(client: ClusterClient, bindings: Collection[AclBinding]) -> dict
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DeleteAclsRequest
 
     def request(some: Sequence[AclBinding]) -> Any:
-        return DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(*_encoded(one)) for one in some])
+        return kafka.DeleteAclsRequest(
+            filters=[kafka.DeleteAclsRequest.DeleteAclsFilter(*_encoded(one)) for one in some]
+        )
 
     def results(answer: Any) -> list[Any]:
         # brokers with ZooKeeper report a failed deletion with the ACL alone
@@ -178,10 +176,7 @@ def kafka_acls_line(binding: AclBinding, cluster: Arguments, *, remove: bool = F
 
 
 def _described(resource_type: ResourceType | None) -> Any:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeAclsRequest
-
-    return DescribeAclsRequest(
+    return kafka.DescribeAclsRequest(
         resource_type_filter=_ANY if resource_type is None else _RESOURCE_CODES[resource_type],
         resource_name_filter=None,
         pattern_type_filter=_ANY,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from uuid import UUID
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import OPERATION_CODES
 from kmirror.cluster.protocol.codes import Code
@@ -20,10 +20,7 @@ OPERATIONS: Mapping[str, int] = {operation.value: code for operation, code in OP
 
 def cluster_operations(client: ClusterClient) -> frozenset[int]:
     """Return our operations on the cluster; empty without DESCRIBE on it, which brokers require."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeClusterRequest
-
-    answer = client.ask_any(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    answer = client.ask_any(kafka.DescribeClusterRequest(include_cluster_authorized_operations=True))
     return frozenset(answer.authorized_operations or ())
 
 
@@ -41,14 +38,11 @@ def missing_rights(cluster: ClusterClient, topics: Iterable[str], needed: Sequen
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.metadata import MetadataRequest
-
-    topic_type = MetadataRequest.MetadataRequestTopic
+    topic_type = kafka.MetadataRequest.MetadataRequestTopic
     lacking: dict[str, list[str]] = {}
     rest = iter(topics)
     while some := list(islice(rest, _TOPICS_AT_ONCE)):
-        request = MetadataRequest(
+        request = kafka.MetadataRequest(
             topics=[topic_type(topic_id=UUID(int=0), name=name) for name in some],
             allow_auto_topic_creation=False,
             include_topic_authorized_operations=True,
@@ -70,12 +64,9 @@ def missing_operations(authorized_operations: Collection[int] | None, needed: Se
 
 def groups_lacking(client: ClusterClient, groups: Collection[str], needed: str) -> list[str]:
     """Return the groups, which need not exist, on which we lack a right. Raises UnreachableError."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeGroupsRequest
-
     if not groups:
         return []
-    request = DescribeGroupsRequest(groups=sorted(groups), include_authorized_operations=True)
+    request = kafka.DescribeGroupsRequest(groups=sorted(groups), include_authorized_operations=True)
     # later versions return no operations for groups that do not exist
     answer = client.ask_any(request, highest=5)
     return [
@@ -96,10 +87,7 @@ def may_write_transactions(client: ClusterClient, transactional_id: str) -> bool
 
     It ends a transaction that never began: without the right the broker refuses before it looks the transaction up.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.producer import EndTxnRequest
-
-    request = EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
+    request = kafka.EndTxnRequest(transactional_id=transactional_id, producer_id=0, producer_epoch=0, committed=False)
     answer = client.ask_any(request, highest=4)
     return bool(answer.error_code != Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
@@ -109,11 +97,10 @@ def may_delete(client: ClusterClient, topic: str) -> bool:
 
     It deletes no records: without the right a broker refuses before it looks the topic up. Raises UnreachableError.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DeleteRecordsRequest
-
-    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+    topic_type = kafka.DeleteRecordsRequest.DeleteRecordsTopic
     partition = topic_type.DeleteRecordsPartition(partition_index=0, offset=0)
-    request = DeleteRecordsRequest(topics=[topic_type(name=topic, partitions=[partition])], timeout_ms=_TIMEOUT_MS)
+    request = kafka.DeleteRecordsRequest(
+        topics=[topic_type(name=topic, partitions=[partition])], timeout_ms=_TIMEOUT_MS
+    )
     (found,) = client.ask_any(request).topics
     return all(one.error_code != Code.TOPIC_AUTHORIZATION_FAILED for one in found.partitions)

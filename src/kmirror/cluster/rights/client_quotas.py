@@ -12,7 +12,7 @@ from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.quota import Quota
 from kmirror.cluster.questions import Question
@@ -39,15 +39,12 @@ def alter_quotas(
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import AlterClientQuotasRequest
-
-    entry_type = AlterClientQuotasRequest.EntryData
+    entry_type = kafka.AlterClientQuotasRequest.EntryData
     changes = sorted([*((one, False) for one in wanted), *((one, True) for one in unwanted)])
     by_entity = {entity: list(some) for entity, some in groupby(changes, key=lambda change: change[0].entity)}
     if not by_entity:
         return {}
-    request = AlterClientQuotasRequest(
+    request = kafka.AlterClientQuotasRequest(
         entries=[
             entry_type(
                 entity=[entry_type.EntityData(entity_type=kind, entity_name=name or None) for kind, name in entity],
@@ -78,13 +75,6 @@ def scram_users(client: ClusterClient, timeout: float | None = None) -> frozense
     return SCRAM_USERS.ask(client, timeout)
 
 
-def _quotas_request() -> Any:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeClientQuotasRequest
-
-    return DescribeClientQuotasRequest(components=[], strict=False)
-
-
 def _quotas_in(config: ClientConfig, answer: Any) -> frozenset[Quota]:
     if answer.error_code:
         raise cluster_refusal(config, answer, "describing quotas", "DESCRIBE_CONFIGS")
@@ -95,13 +85,6 @@ def _quotas_in(config: ClientConfig, answer: Any) -> frozenset[Quota]:
     )
 
 
-def _users_request() -> Any:
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeUserScramCredentialsRequest
-
-    return DescribeUserScramCredentialsRequest(users=None)
-
-
 def _users_in(config: ClientConfig, answer: Any) -> frozenset[str]:
     if answer.error_code:
         raise cluster_refusal(config, answer, "describing SCRAM users", "DESCRIBE")
@@ -109,5 +92,5 @@ def _users_in(config: ClientConfig, answer: Any) -> frozenset[str]:
 
 
 #: All quotas, and the users with a SCRAM credential; raise as `describe_quotas` and `scram_users`.
-QUOTAS = Question(_quotas_request, _quotas_in)
-SCRAM_USERS = Question(_users_request, _users_in)
+QUOTAS = Question(lambda: kafka.DescribeClientQuotasRequest(components=[], strict=False), _quotas_in)
+SCRAM_USERS = Question(lambda: kafka.DescribeUserScramCredentialsRequest(users=None), _users_in)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import metadata
 from kmirror.cluster.protocol.acl_binding import (
@@ -98,25 +98,19 @@ def probe_principal(
 
 def _may_use_group(client: ClusterClient, acls: Collection[AclBinding], name: str) -> bool:
     """Return whether we may use a group that no ACL covers; if ACLs cover all, whether the default may be set."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeGroupsRequest
-
     if any(one.covers(ResourceType.GROUP, name) for one in acls):
         return _may_be_set(client)
-    (answer,) = client.ask_any(DescribeGroupsRequest(groups=[name])).groups
+    (answer,) = client.ask_any(kafka.DescribeGroupsRequest(groups=[name])).groups
     return bool(answer.error_code != Code.GROUP_AUTHORIZATION_FAILED)
 
 
 def _may_be_set(client: ClusterClient) -> bool:
     """Return whether `allow.everyone.if.no.acl.found` may be true on a broker, as far as we can see."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeConfigsRequest
-
-    resource_type = DescribeConfigsRequest.DescribeConfigsResource
+    resource_type = kafka.DescribeConfigsRequest.DescribeConfigsResource
     for node_id, broker in client.metadata([]).brokers.items():
         resource = resource_type(resource_type=_BROKER, resource_name=str(node_id), configuration_keys=[_DEFAULT])
         connection = client.connect(node_id, broker.host, broker.port)
-        (result,) = connection.request(DescribeConfigsRequest(resources=[resource]), highest=4).results
+        (result,) = connection.request(kafka.DescribeConfigsRequest(resources=[resource]), highest=4).results
         # a setting that is set is returned, but its value may be hidden
         if result.error_code or any(one.name == _DEFAULT and one.value != "false" for one in result.configs):
             return True

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.security.client_config import ClientConfig, scram_escaped
 from kmirror.cluster.security.kerberos import KerberosClient
 from kmirror.cluster.security.msk import MskLogin
@@ -28,14 +29,11 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
     Raises:
         UnreachableError: reason AUTHENTICATION_FAILED, or no token is available; never shows a password or a token.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
-
     timeout = config.connect_timeout_ms / 1000
     # get the token before the broker waits for it
     bearer = _Bearer(config.tokens, timeout) if config.tokens is not None else None
     name = config.sasl_mechanism or ""
-    handshake = exchange(SaslHandshakeRequest(mechanism=name), 1, timeout)
+    handshake = exchange(kafka.SaslHandshakeRequest(mechanism=name), 1, timeout)
     if handshake.error_code:
         offered = ", ".join(handshake.mechanisms or ()) or "none"
         raise UnreachableError(
@@ -53,7 +51,7 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
             rounds += 1
             if rounds > _MOST_ROUNDS:
                 raise ValueError(f"the login has not ended after {_MOST_ROUNDS} answers")
-            answer = exchange(SaslAuthenticateRequest(auth_bytes=mechanism.auth_bytes()), 2, timeout)
+            answer = exchange(kafka.SaslAuthenticateRequest(auth_bytes=mechanism.auth_bytes()), 2, timeout)
             if answer.error_code:
                 if bearer is not None:
                     bearer.forget()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -41,16 +41,13 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
     Raises:
         UnreachableError: no broker answers.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeLogDirsRequest
-
     taken: list[int] = []
     free: list[int] = []
     for broker in client.metadata([]).brokers.values():
         try:
             connection = client.connect(broker.node_id, broker.host, broker.port)
             answer: Any = connection.request(
-                DescribeLogDirsRequest(topics=None), lowest=_WITH_SIZES, highest=_WITH_SIZES
+                kafka.DescribeLogDirsRequest(topics=None), lowest=_WITH_SIZES, highest=_WITH_SIZES
             )
         except (KmirrorError, OutcomeUnknown):
             return None
@@ -84,13 +81,11 @@ def stored_sizes(
     Raises:
         UnreachableError: no broker answers.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeLogDirsRequest
 
     def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
-        topic_type = DescribeLogDirsRequest.DescribableLogDirTopic
+        topic_type = kafka.DescribeLogDirsRequest.DescribableLogDirTopic
         topics = [topic_type(topic=topic, partitions=indexes) for topic, indexes in by_topic(led).items()]
-        return DescribeLogDirsRequest(topics=topics)
+        return kafka.DescribeLogDirsRequest(topics=topics)
 
     def read(answer: Any, led: list[TopicPartition]) -> Iterator[tuple[TopicPartition, int, int | None]]:
         sizes = {

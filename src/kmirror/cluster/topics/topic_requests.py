@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import Broker
@@ -64,12 +64,9 @@ def create_partitions(client: ClusterClient, counts: Mapping[str, int], *, quota
         BrokerError: the first refusal; THROTTLING_QUOTA_EXCEEDED only if the quota allows it too late.
         OutcomeUnknown: not answered.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import CreatePartitionsRequest
-
-    topic_type = CreatePartitionsRequest.CreatePartitionsTopic
+    topic_type = kafka.CreatePartitionsRequest.CreatePartitionsTopic
     wanted = {name: topic_type(name=name, count=count, assignments=None) for name, count in counts.items()}
-    request = partial(CreatePartitionsRequest, validate_only=False)
+    request = partial(kafka.CreatePartitionsRequest, validate_only=False)
     found = _change(client, wanted, request, attrgetter("results"), "adding partitions", 0, quota_wait_s)
     for name, (code, message, _) in found.items():
         if code != Code.INVALID_PARTITIONS:
@@ -116,10 +113,7 @@ def create_topics(
         OutcomeUnknown: not answered in time; they may exist now, or soon.
         UnreachableError: no broker answers; nothing was sent.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import CreateTopicsRequest
-
-    topic_type = CreateTopicsRequest.CreatableTopic
+    topic_type = kafka.CreateTopicsRequest.CreatableTopic
     config_type = topic_type.CreatableTopicConfig
 
     wanted = {
@@ -132,7 +126,7 @@ def create_topics(
         )
         for topic in topics
     }
-    request, topics_of = partial(CreateTopicsRequest, validate_only=validate_only), attrgetter("topics")
+    request, topics_of = partial(kafka.CreateTopicsRequest, validate_only=validate_only), attrgetter("topics")
     found = _change(client, wanted, request, topics_of, "creating topics", _CREATE_TOPICS_WITH_ID, quota_wait_s)
     created: dict[str, CreatedTopic | BrokerError] = {}
     for name, (code, message, result) in found.items():
@@ -157,10 +151,7 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
         OutcomeUnknown: not answered in time; they may be gone now, or soon.
         UnreachableError: no broker answers; nothing was sent.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DeleteTopicsRequest
-
-    state_type = DeleteTopicsRequest.DeleteTopicState
+    state_type = kafka.DeleteTopicsRequest.DeleteTopicState
     no_id = UUID(int=0)
     wanted: dict[str | bytes, Any] = {
         topic: state_type(name=topic, topic_id=no_id)
@@ -170,7 +161,7 @@ def delete_topics(client: ClusterClient, topics: Iterable[str | bytes]) -> None:
     }
 
     responses, by_id = attrgetter("responses"), _DELETE_TOPICS_BY_ID
-    found = _change(client, wanted, DeleteTopicsRequest, responses, "deleting topics", by_id, QUOTA_WAIT_S)
+    found = _change(client, wanted, kafka.DeleteTopicsRequest, responses, "deleting topics", by_id, QUOTA_WAIT_S)
     for topic, (code, message, _) in found.items():
         if code not in _GONE:
             name = topic if isinstance(topic, str) else format_topic_id(topic)
@@ -241,14 +232,11 @@ def topic_errors(
         UnsupportedVersionError: the broker is older than Kafka 3.1.
         UnreachableError: no broker answers.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.metadata import MetadataRequest
-
-    topic_type = MetadataRequest.MetadataRequestTopic
+    topic_type = kafka.MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(topic_id=UUID(bytes=topic_id), name=None) for topic_id in topic_ids]
     if not wanted:
         return {}
-    request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    request = kafka.MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
     versions = {"lowest": _METADATA_BY_ID, "highest": _METADATA_BY_ID}
     answer = client.ask_any(request, **versions, timeout=timeout)
     errors: dict[bytes, int] = {topic.topic_id.bytes: topic.error_code for topic in answer.topics}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol import topic_configs
 from kmirror.cluster.protocol.codes import Code
@@ -72,13 +72,10 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
     Raises:
         UnreachableError: the cluster does not answer.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeConfigsRequest
-
-    resource = DescribeConfigsRequest.DescribeConfigsResource(
+    resource = kafka.DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=TOPIC, resource_name=topic, configuration_keys=None
     )
-    request = DescribeConfigsRequest(resources=[resource], include_synonyms=True)
+    request = kafka.DescribeConfigsRequest(resources=[resource], include_synonyms=True)
     answer = cluster.ask_any(request, highest=topic_configs.VERSION)
     defaults: dict[str, str] = {}
     for result in answer.results:
@@ -93,10 +90,7 @@ def topic_defaults(cluster: ClusterClient, topic: str) -> dict[str, str]:
 
 def alteration(changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False) -> Any:
     """Return the request that sets some settings of topics; None resets to the brokers' default."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import IncrementalAlterConfigsRequest
-
-    resource_type = IncrementalAlterConfigsRequest.AlterConfigsResource
+    resource_type = kafka.IncrementalAlterConfigsRequest.AlterConfigsResource
     config_type = resource_type.AlterableConfig
     resources = [
         resource_type(
@@ -109,7 +103,7 @@ def alteration(changes: Mapping[str, Mapping[str, str | None]], *, validate_only
         )
         for topic, settings in changes.items()
     ]
-    return IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
+    return kafka.IncrementalAlterConfigsRequest(resources=resources, validate_only=validate_only)
 
 
 def set_topic_settings(

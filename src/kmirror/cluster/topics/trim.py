@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient, require, seconds_left
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition, by_topic
@@ -87,10 +87,7 @@ def delete_records(
     Raises:
         UnreachableError: no broker of the cluster answers at all.
     """
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DeleteRecordsRequest
-
-    topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+    topic_type = kafka.DeleteRecordsRequest.DeleteRecordsTopic
     partition_type = topic_type.DeleteRecordsPartition
 
     def build(led: list[TopicPartition], _: ClusterMetadata) -> Any:
@@ -101,7 +98,7 @@ def delete_records(
             )
             for topic, some in by_topic(led).items()
         ]
-        return DeleteRecordsRequest(topics=topics, timeout_ms=int(timeout_s * 1000))
+        return kafka.DeleteRecordsRequest(topics=topics, timeout_ms=int(timeout_s * 1000))
 
     def read(answer: Any, _: object) -> Iterable[tuple[TopicPartition, int, int]]:
         for topic in answer.topics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kmirror.cluster import KAFKA_IMPORTS
+from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.connection import exchange_of
 from kmirror.cluster.coordinators import Coordinator, KeyType, find_coordinators
@@ -40,19 +40,13 @@ def transaction_coordinators(
 
 def last_transaction(transactional_id: str) -> Exchange:
     """Return the request for the state of an id's last transaction."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.admin import DescribeTransactionsRequest
-
-    return exchange_of(DescribeTransactionsRequest(transactional_ids=[transactional_id]), highest=0)
+    return exchange_of(kafka.DescribeTransactionsRequest(transactional_ids=[transactional_id]), highest=0)
 
 
 def begin(transactional_id: str, timeout_ms: int, producer: tuple[int, int] = (-1, -1)) -> Exchange:
     """Return the request for a new producer epoch; with a `producer` id and epoch, only if it is still the last."""
-    with KAFKA_IMPORTS:
-        from kafka.protocol.producer import InitProducerIdRequest
-
     producer_id, producer_epoch = producer
-    request = InitProducerIdRequest(
+    request = kafka.InitProducerIdRequest(
         transactional_id=transactional_id,
         transaction_timeout_ms=timeout_ms,
         producer_id=producer_id,

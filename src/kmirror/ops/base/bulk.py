@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kmirror.engine.bulk.runner import THREADS, Runner, SparkTasks, Threads, Where
@@ -63,9 +62,7 @@ class Bulk:
         check(self._spark_options(Path(os.devnull)), os.environ)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     @property
