@@ -2,7 +2,8 @@
 
 With `run --all` every mirror of the destination gets an engine, including one that is created later, until it is
 deleted or failed over. With named mirrors, one whose lease a command has taken, to fence a slow engine, starts again
-when that command has ended; any other whose engine has ended starts again while other mirrors are copied.
+when that command has ended, and with `--standby` one that another engine has taken when that engine has ended; any
+other whose engine has ended starts again while other mirrors are copied.
 
 Each mirror starts in a thread of its own, so that none waits for another. What prevents a start is shown and retried; a
 lease that another engine holds is taken once that engine has ended or stopped sending heartbeats.
@@ -123,8 +124,8 @@ class _Member:
     retry_at: float = 0.0
     #: Another engine holds its lease.
     is_held: bool = False
-    #: The holder is a command, which gives the lease back.
-    awaits_command: bool = False
+    #: It starts again: the holder is a command, which gives the lease back, or this run stands by.
+    starts_again: bool = False
     is_left_out: bool = False
     is_being_stopped: bool = False
     had_lease: bool = False
@@ -134,7 +135,7 @@ class EngineSupervisor:
     """Start and restart the engines of a run; for one thread, which calls `tick` many times a second.
 
     With `until_caught_up` the mirrors are those that exist at the start, and a permanent error leaves one out. With
-    `named` engines their mirrors are all there are; the run ends when none of them runs and none waits for a command.
+    `named` engines their mirrors are all there are; the run ends when none of them runs and none starts again.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class EngineSupervisor:
         members = self._members.values()
         if self._named is not None:
             return all(
-                member.engine is None and member.step is None and (member.is_left_out or not member.awaits_command)
+                member.engine is None and member.step is None and (member.is_left_out or not member.starts_again)
                 for member in members
             )
         return self._request.until_caught_up and all(m.is_left_out or m.engine is not None for m in members)
@@ -325,7 +326,8 @@ class EngineSupervisor:
         error = step.exception()
         if error is None:
             if (engine := step.result()) is not None:
-                member.engine, member.engine_since, member.is_held = engine, at, False
+                member.engine, member.engine_since = engine, at
+                member.is_held = member.starts_again = False
                 engines.add(engine)
         elif isinstance(error, Exception):
             self._failed(member, error, at)
@@ -348,7 +350,8 @@ class EngineSupervisor:
         member.not_copied = not_copied_because(error, self._request)
         member.is_held = member.not_copied.reason is Reason.FENCED
         passes = not member.is_held and is_transient(error)
-        member.awaits_command = isinstance(error, FencedByCommandError) or (member.awaits_command and passes)
+        waits = isinstance(error, FencedByCommandError) or (self._request.standby and member.is_held)
+        member.starts_again = waits or (member.starts_again and (passes or self._request.standby))
         member.is_left_out |= is_left_out(error, self._request)
         member.retry_at = at + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(member.failures, 10))
         member.failures += 1
