@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from kmirror.cluster.security.client_config import client_config
@@ -90,6 +91,10 @@ class OtherEngines:
             return False
         record, since = self._seen[mirror]
         return record is None or has_ended(record) is True or at - since > record.ttl_ms / 1000
+
+    def silent(self, mirror: str, at: float) -> EngineRecord | None:
+        """Return the record of an engine that has left a mirror; None if there is none, or it has not left."""
+        return self._seen[mirror][0] if self.has_left(mirror, at) else None
 
 
 def not_copied_because(error: Exception, request: RunRequest) -> NotCopied:
@@ -222,7 +227,8 @@ class EngineSupervisor:
                 self._finish_step(member, member.step, engines, at)
             elif member.step is None and room > 0 and self._is_due(name, member, at):
                 room -= 1
-                member.step = call_in_thread(lambda member=member: self._start(member))  # type: ignore[misc]
+                silent = self._others.silent(name, at)
+                member.step = call_in_thread(partial(self._start, member, silent))
 
     def take_ended(self, engines: Engines) -> None:
         """Take which engines have ended by themselves since the last `tick`; starts nothing."""
@@ -293,11 +299,13 @@ class EngineSupervisor:
             return False
         return not member.is_held or self._others.has_left(name, at)
 
-    def _start(self, member: _Member) -> MirrorEngine | None:
+    def _start(self, member: _Member, silent: EngineRecord | None) -> MirrorEngine | None:
         """Take the mirror's lease and create its engine once Spark has started; None when the run ends before."""
         takes_over = member.record.name in self._taken_over
         request = replace(self._request, standby=False, take_over=takes_over)
-        start = EngineStart(self._destination, member.record, request, self._closing, again=member.had_lease)
+        start = EngineStart(
+            self._destination, member.record, request, self._closing, again=member.had_lease, silent=silent
+        )
         try:
             if request.until_caught_up:
                 check_source(member.record, must_answer=True)
