@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kmirror.cli.commands.evidence_files import AtomicFile, Report
-from kmirror.errors import KmirrorError, UsageError
+from kmirror.errors import ExitCode, KmirrorError, UsageError
+from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.web.look import GENERATOR
 from tests.cli.conftest import Run
 
@@ -138,3 +142,23 @@ def test_a_disk_that_fills_leaves_the_file_that_was_there(tmp_path: Path, monkey
         whole.write("new and longer")
     assert file.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_report_that_can_no_longer_be_written_hides_no_difference(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an hour a disk was full: `verify` exited with 1, and did not say where the topics differ."""
+    different = VerifyRow(topic="orders", partition=0, result=Outcome.FAILED, message="differs at offset 3")
+    outcome = VerifyOutcome(mirror="m", exit_code=ExitCode.HISTORIES_DIFFER, rows=(different,), error=None, warnings=())
+    folder = tmp_path / "reports"
+    folder.mkdir()
+
+    def verify(*_: object) -> VerifyOutcome:
+        shutil.rmtree(folder)
+        return outcome
+
+    monkeypatch.setattr("kmirror.ops.verify.verify.verify", verify)
+    monkeypatch.setattr("kmirror.cli.options.Call.destination", lambda _: nullcontext())
+    ran = run("verify", "--mirror", "m", "--report", str(folder / "r.json"), "--bootstrap-server", "localhost:1")
+    assert (ran.code, "differs at offset 3" in ran.out) == (7, True), ran
+    assert "kmirror: warning: the report" in ran.err

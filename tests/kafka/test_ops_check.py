@@ -74,8 +74,8 @@ def test_a_refusal_is_a_line_too(cluster_pair: ClusterPair) -> None:
     assert itself.exit_code == ExitCode.REFUSED
     missing = check(here, mirror=unknown)
     assert problems(missing.lines) == [("destination", "kmirror's memory", None)]
-    other = check(here, expect_cluster_id="another")
-    assert problems(other.lines) == [("destination", "expected cluster", None)]
+    other = check(here, properties=NOBODY, expect_cluster_id="another")
+    assert problems(other.lines) == [("destination", "expected cluster", None)]  # the source's login is not used
     assert (missing.exit_code, other.exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
     with pytest.raises(RefusedError, match="plaintext secrets are not stored"):
         check(here, properties={**here, "ssl.key.password": "x"})

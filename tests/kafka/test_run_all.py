@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -195,6 +195,49 @@ def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_ha
         assert engine.wait(PATIENCE_S) == 3, engine.output
         copied.fill(10)
         copied.wait_until_equal(rival)
+
+
+@pytest.mark.slow
+def test_engines_with_standby_that_were_taken_over_while_paused_stand_by_again(
+    cluster_pair: ClusterPair, tmp_path: Path
+) -> None:
+    pair = Pair(cluster_pair.source, cluster_pair.destination, tmp_path, unique_topic(), partitions=1)
+    lost = f"{pair.mirror} not copied by this engine: this engine is no longer in charge of mirror"
+    with closing(pair), Destination.open(properties_of(pair.destination)) as destination, ExitStack() as stack:
+
+        def wait_until_in_charge(engine: Engine) -> None:
+            wait_until(lambda: (found := destination.state().engine(pair.mirror)) and found.pid == engine.process.pid)
+            pair.fill(10)
+            pair.wait_until_equal(engine)
+
+        def standby(name: str) -> Engine:
+            engine = Engine(pair.destination, pair.mirror, tmp_path / name, "--standby", with_spark=False)
+            stack.callback(engine.destroy)
+            return engine
+
+        pair.create("copy.lanes=1")
+        first = standby("first.out")
+        wait_until_in_charge(first)
+        second = standby("second.out")
+        for paused, other in ((first, second), (second, first)):
+            paused.process.send_signal(signal.SIGSTOP)
+            wait_until_in_charge(other)
+            paused.process.send_signal(signal.SIGCONT)
+            wait_until(lambda paused=paused: lost in paused.output)  # type: ignore[misc]
+            assert "WARNING " + lost not in paused.output
+
+        # an engine that an operator started keeps the mirror; stopping a waiting one is no failure
+        operator = pair.engine("--take-over", with_spark=False)
+        wait_until_in_charge(operator)
+        taken_over = f"{lost} {pair.mirror!r}: process {operator.process.pid} "
+        wait_until(lambda: taken_over in first.output)
+        assert second.stop() == 0, second.output
+        wait_until_in_charge(operator)
+
+        # with nothing left to copy, a waiting engine ends, too
+        failed_over = typed(pair.destination, "failover", "--mirror", pair.mirror, "--yes")
+        assert failed_over.returncode == 0, failed_over
+        assert first.wait(PATIENCE_S) == 3, first.output
 
 
 @pytest.mark.parametrize("standby", [False, True])

@@ -275,6 +275,24 @@ def test_an_engine_whose_clock_is_an_hour_off_is_seen_alive(
     elsewhere.join()
 
 
+@pytest.mark.slow
+def test_an_engine_whose_clock_is_behind_may_send_a_heartbeat_late(store: StateStore, config: Any, name: str) -> None:
+    """By our clock its lease was over, and after 1.5 s without a heartbeat it was taken for dead."""
+    write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(12))
+    late = threading.Timer(3, write_engine, (state_store(config), name, OTHER_HOST), {"last_seen_ms": now_ms(9)})
+    late.start()
+    with pytest.raises(RefusedError, match="process 7 on far-away"):
+        Lease.acquire(store, name, ME)
+    late.join()
+
+
+def test_an_engine_elsewhere_whose_silence_was_watched_is_succeeded_soon(store: StateStore, name: str) -> None:
+    silent = write_engine(store, name, OTHER_HOST, last_seen_ms=now_ms(12))
+    began = time.monotonic()
+    Lease.acquire(store, name, ME, silent=silent).close()
+    assert time.monotonic() - began < silent.ttl_ms / 1000
+
+
 def test_an_engine_fenced_by_one_that_did_not_take_over_continues(store: StateStore, config: Any, name: str) -> None:
     lease = Lease.acquire(store, name, ME)
     stray = StateWriter(state_store(config), "engine", name)

@@ -13,8 +13,8 @@ import pytest
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import Reason
-from kmirror.ops.base.topic_results import Outcome
-from kmirror.ops.mirrors.recover import _Retry, _wait
+from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.mirrors.recover import _previewed, _Retry, _unless_changed, _wait
 from kmirror.state.records import PartitionState, ProgressRecord, ProgressRow
 from kmirror.state.snapshot import State
 from tests.support.live_engine import topic_record
@@ -44,3 +44,17 @@ def test_a_rebuild_is_recognised_by_its_own_time(offset_ms: int, had_one: bool) 
         lambda: states.pop(0), "m", [retry], {PLACE: 1}, {"orders": earlier}, time.monotonic() + 60, lambda _: None
     )
     assert (found.result, states) == (Outcome.DONE, []), found
+
+
+def test_only_what_was_shown_is_accepted() -> None:
+    """The source deleted more while the question was open, and all of it was accepted with the answer."""
+    few, more = (_Retry(PLACE, f" and continues without {lost}", lost) for lost in ((5, 15), (5, 900)))
+    shown = [_previewed(few)]
+    retried = _Retry(TopicPartition("orders", 1), "")
+    assert _unless_changed([few, retried], shown) == [few, retried]
+    refused, kept = _unless_changed([more, retried], shown)
+    assert isinstance(refused, TopicResult)
+    assert (refused.result, kept) == (Outcome.REFUSED, retried)
+    assert "without (5, 900)" in (refused.message or "")
+    (rebuilt,) = _unless_changed([_Retry(PLACE, "; rebuilt", rebuilds=Reason.SOURCE_DIVERGED)], shown)
+    assert isinstance(rebuilt, TopicResult)

@@ -65,7 +65,9 @@ def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
     others.take("m", ENGINE, 10.0)
     others.take("m", replace(ENGINE, last_seen_ms=5), 14.0)
     assert not others.has_left("m", 19.0)
+    assert others.silent("m", 19.0) is None
     assert others.has_left("m", 19.1)
+    assert others.silent("m", 19.1) == replace(ENGINE, last_seen_ms=5)
     others.take("m", replace(ENGINE, last_seen_ms=6), 19.2)
     assert not others.has_left("m", 19.3)
     others.take("m", replace(ENGINE, state=EngineState.RELEASED), 19.4)

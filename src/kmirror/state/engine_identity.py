@@ -20,10 +20,11 @@ from kmirror.state.waiting import Deadline, now_ms
 from kmirror.words import at_time
 
 HEARTBEAT_S = 1.0
-#: How long to wait for the next heartbeat before an engine may count as dead, and how often to check.
+#: How long to wait for the next heartbeat of an engine that is alive or dead by any clock, and how often to check.
 _WATCH_S = 1.5 * HEARTBEAT_S
 _POLL_S = 0.25
-#: An engine without a heartbeat for this long has no lanes left, whatever its record says of its lease.
+#: An engine without a heartbeat for this long has no lanes left, whatever its record says of its lease; nor has one
+#: whose last heartbeat is this old by our clock, from which no other is that far behind.
 _LONGEST_WATCH_S = 60.0
 
 
@@ -94,10 +95,11 @@ def is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
     return started is not None and started != found.pid_start_time
 
 
-def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float) -> None:
+def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float, *, was_watched: bool = False) -> None:
     # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock, unless that is behind
-    is_ahead = found.last_seen_ms > now_ms()
-    watch = Deadline(min(found.ttl_ms / 1000, _LONGEST_WATCH_S) if is_ahead else _WATCH_S)
+    age_s, ttl_s = (now_ms() - found.last_seen_ms) / 1000, min(found.ttl_ms / 1000, _LONGEST_WATCH_S)
+    is_fresh = 0 <= age_s < found.ttl_ms / 1000 - _WATCH_S
+    watch = Deadline(_WATCH_S if is_fresh or was_watched or age_s >= _LONGEST_WATCH_S else max(ttl_s, _WATCH_S))
     while not watch.passed:
         time.sleep(_POLL_S)
         seen = store.read(timeout).engine(found.mirror)
@@ -105,14 +107,14 @@ def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float)
             return
         if seen != found:
             raise in_charge_error(seen)
-    if not is_ahead and now_ms() - found.last_seen_ms < found.ttl_ms:
+    if is_fresh:
         raise in_charge_error(found)
 
 
 def living_engine(store: StateStore, found: EngineRecord | None, timeout: float) -> EngineRecord | None:
     """Return the engine of a record if it is in charge, judged by its heartbeats as for `run`; None if it is not.
 
-    It takes the time between two heartbeats, or that of a lease if the clock of the engine was ahead.
+    It takes the time between two heartbeats, or that of a lease if the last one is neither recent nor old.
 
     Raises UnreachableError: the destination does not answer within `timeout` seconds.
     """

@@ -114,10 +114,12 @@ class Lease:
         timeout: float = DEFAULT_TIMEOUT_S,
         *,
         again: bool = False,
+        silent: EngineRecord | None = None,
     ) -> Self:
         """Take the lease of a mirror without an engine; with `take_over` also of one that has an engine.
 
-        `again`: an earlier attempt of this process, whose outcome is unknown, may have taken it.
+        `again`: an earlier attempt of this process, whose outcome is unknown, may have taken it. `silent`: a record
+        that has not changed while it was watched for its ttl.
 
         Raises RefusedError naming the engine in charge, or the missing mirror; UnreachableError; OutcomeUnknown.
         """
@@ -128,7 +130,7 @@ class Lease:
         found = state.engine(mirror)
         is_ours = again and found is not None and is_of(found, identity)
         if found is not None and not take_over and not is_ours and not is_over(found, identity):
-            require_no_heartbeat(store, found, timeout)
+            require_no_heartbeat(store, found, timeout, was_watched=found == silent)
         return cls._take(store, mirror, identity, ttl_ms, found, take_over, timeout)
 
     @classmethod

@@ -213,7 +213,7 @@ def verify_verb(
     with call.destination() as destination, call.output.working() as watch:
         outcome = verify(destination, request, watch)
     if evidence:
-        evidence.write(outcome.evidence)
+        evidence.write_or_warn(outcome.evidence, call.output.screen)
     call.output.verified(outcome, verified(outcome, time.monotonic() - began))
     return outcome.exit_code
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
+from kmirror.cli.terminal.screen import Screen
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import alone_in, replace_file
@@ -97,6 +98,13 @@ class Report:
                 self.file.write(json_text(whole, indent=2) + "\n")
         except OSError as error:
             raise KmirrorError(f"{self.file.what} {self.file.path} cannot be written: {error.strerror}") from error
+
+    def write_or_warn(self, found: Mapping[str, Any], screen: Screen) -> None:
+        """Write the report, or warn that it cannot be written: the exit code says how the verb itself ended."""
+        try:
+            self.write(found)
+        except KmirrorError as error:
+            screen.note(f"kmirror: warning: {error}")
 
 
 #: What the file holds besides the report itself.

@@ -185,14 +185,15 @@ def recover_verb(
         raise UsageError("--trim requires --accept-loss", "give both or neither")
     consent = Consent(accept_loss, trim, accept_reset, accept_divergence)
     with call.destination() as destination:
+        shown = None
         if any((accept_loss, accept_reset, accept_divergence)) and not call.dry_run and not call.yes:
-            preview = recover(destination, mirror, topics, consent, dry_run=True)
+            shown = recover(destination, mirror, topics, consent, dry_run=True).results
             show_direction(call.output.screen, destination, mirror)
-            for row in preview.results:
+            for row in shown:
                 call.output.screen.note(row.message or row.result.value)
             call.require_yes("Proceed?")
         with call.output.working() as watch:
-            done = recover(destination, mirror, topics, consent, watch, dry_run=call.dry_run)
+            done = recover(destination, mirror, topics, consent, watch, dry_run=call.dry_run, shown=shown)
     return call.show(done)
 
 

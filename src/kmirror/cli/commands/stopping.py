@@ -22,7 +22,7 @@ from kmirror.cli.options import (
     verb,
 )
 from kmirror.cli.terminal import plain_tables as tables
-from kmirror.errors import KmirrorError, UsageError
+from kmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from kmirror.ops.base.context import Destination
@@ -251,11 +251,7 @@ def _ask(call: Call, destination: Destination, mirror: str, stop: Callable[..., 
 def _show_stopped(call: Call, done: VerbReport, evidence: Report | None) -> int:
     """Show what a verb that stops topics did, write its report, and return the exit code."""
     if evidence:
-        try:
-            evidence.write(done.evidence)
-        except KmirrorError as error:
-            # the exit code says what happened to the clusters
-            call.output.screen.note(f"kmirror: warning: {error}")
+        evidence.write_or_warn(done.evidence, call.output.screen)
     code = call.show(done.result)
     if not call.dry_run and code == 0:
         seconds = (done.evidence["endedMs"] - done.evidence["beganMs"]) / 1000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -79,10 +79,12 @@ def recover(
     watch: Watch = unwatched,
     *,
     dry_run: bool = False,
+    shown: Sequence[TopicResult] | None = None,
 ) -> VerbResult:
     """Retry the FAILED partitions of these topics; one result each.
 
-    With an engine in charge, DONE means that the partition is copied again; without, that the next engine will try.
+    The consent covers only what a dry run has `shown`; without that, whatever is found now. With an engine in charge,
+    DONE means that the partition is copied again; without, that the next engine will try.
     `watch` gets the progress of waiting for the engine.
 
     Raises:
@@ -99,14 +101,14 @@ def recover(
         return _result(mirror, [TopicResult(None, None, Outcome.NOOP, "no partition is FAILED")], dry_run)
     rebuilt = {topic.topic for topic in chosen if topic.rebuild is not None}
     decided = [_rebuild_fails(row) if row.topic in rebuilt else _decide(row, consent or Consent()) for row in failed]
+    if shown is not None:
+        decided = _unless_changed(decided, shown)
     retries = [one for one in decided if isinstance(one, _Retry)]
     results = [one for one in decided if isinstance(one, TopicResult)]
     if dry_run and retries:
         require_own_rights(destination)
     if dry_run or not retries:
-        return _result(
-            mirror, [*results, *(_done(retry, f"would be retried{retry.note}") for retry in retries)], dry_run
-        )
+        return _result(mirror, [*results, *map(_previewed, retries)], dry_run)
     # the engine's clock may differ from ours, so times are compared with its own only
     rebuilt_before = {topic.topic: topic.rebuilt_at_ms for topic in state.topics(mirror)}
     numbers = _record(destination, mirror, retries, trims=consent is not None and consent.trim)
@@ -151,6 +153,23 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, message, row.reason, hint=hint)
     trimmed = f"; its log will start at {start}" if consent.trim else ""
     return _Retry(partition, f" and continues without {what}{trimmed}", (end, start))
+
+
+def _unless_changed(
+    decided: Sequence[_Retry | TopicResult], shown: Collection[TopicResult]
+) -> list[_Retry | TopicResult]:
+    """Refuse the retries that would accept what was not shown to the operator."""
+    return [
+        TopicResult(
+            *one.topic_partition,
+            Outcome.REFUSED,
+            f"not what was shown: {_previewed(one).message}",
+            hint="run it again to see what it accepts now",
+        )
+        if isinstance(one, _Retry) and (one.lost or one.rebuilds) and _previewed(one) not in shown
+        else one
+        for one in decided
+    ]
 
 
 def _instead(consent: Consent) -> str:
@@ -279,6 +298,10 @@ def _wait(
         hint = "`kmirror describe` shows its progress"
         results[partition] = TopicResult(*partition, Outcome.TIMED_OUT, message, hint=hint)
     return [results[retry.topic_partition] for retry in retries]
+
+
+def _previewed(retry: _Retry) -> TopicResult:
+    return _done(retry, f"would be retried{retry.note}")
 
 
 def _done(retry: _Retry, what: str) -> TopicResult:

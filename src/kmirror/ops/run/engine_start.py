@@ -31,7 +31,7 @@ from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.engine_identity import EngineIdentity
 from kmirror.state.lease import Lease
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import EngineRecord, MirrorRecord
 from kmirror.state.waiting import BRIEFLY_S
 
 #: How long a lane may write after it last read that no other engine has taken over.
@@ -60,7 +60,10 @@ def check_source(record: MirrorRecord, *, must_answer: bool) -> None:
 
 
 class EngineStart:
-    """Create the engine of one mirror; for one thread at a time. `again`: this process may hold its lease already."""
+    """Create the engine of one mirror; for one thread at a time.
+
+    `again`: this process may hold its lease already. `silent`: as `Lease.acquire` takes it.
+    """
 
     def __init__(
         self,
@@ -70,11 +73,12 @@ class EngineStart:
         stop: threading.Event,
         *,
         again: bool = False,
+        silent: EngineRecord | None = None,
     ) -> None:
         self.mirror = record.name
         self._destination, self._record, self._request, self._stop = destination, record, request, stop
         self._identity = EngineIdentity.of_this_process(master=request.master)
-        self._again = again
+        self._again, self._silent = again, silent
         self._lease: Lease | None = None
 
     def take_lease(self) -> bool:
@@ -89,7 +93,9 @@ class EngineStart:
             self._lease = Lease.standby(store, mirror, self._identity, LEASE_TTL_MS, should_stop=self._stop.is_set)
         else:
             take_over = self._request.take_over
-            self._lease = Lease.acquire(store, mirror, self._identity, LEASE_TTL_MS, take_over=take_over, again=again)
+            self._lease = Lease.acquire(
+                store, mirror, self._identity, LEASE_TTL_MS, take_over, again=again, silent=self._silent
+            )
         if self._lease is None:
             return False
         state = self._destination.state(BRIEFLY_S)  # all that was stored before the lease has been read with it

@@ -21,10 +21,10 @@ def outcome(request: RunRequest, engines: Engines, ending: Ending, not_copied: M
     """Return the result; `not_copied` are the mirrors without an engine at the end.
 
     Raises:
-        KmirrorError: why the engine of the only mirror, or of all mirrors, ended.
+        KmirrorError: why the engine of the only mirror, or of all mirrors, ended; not of one that stands by again.
     """
     copied = [engine for engine in engines.last if engine.mirror not in not_copied]
-    if not copied and not request.all_mirrors:
+    if not copied and not request.all_mirrors and not (request.standby and ending is not Ending.LOST):
         for engine in engines.last:
             if (error := engines.why_ended(engine)) is not None:
                 raise error

@@ -223,13 +223,13 @@ class _Run:
             )
             again: EngineSupervisor | None = None
             if not request.until_caught_up:
-                # a mirror that a command took for a moment is started again
+                # a mirror that a command took for a moment is started again, and one that a standby has lost, too
                 again = EngineSupervisor(self.destination, request, started.state, engines.running)
                 again.use(runtime, lanes)
                 stack.callback(again.close)
             ending = self._drive(runtime, engines, again)
             retries.has_running_attempt |= again is not None and again.is_busy
-        return self._ended(engines, ending, engines.not_copied)
+        return self._ended(engines, ending, again.not_copied if again and request.standby else engines.not_copied)
 
     def all_mirrors(self, state: State) -> VerbResult:
         """Copy all mirrors that there are; what keeps one from its engine does not affect the others."""

@@ -2,7 +2,8 @@
 
 With `run --all` every mirror of the destination gets an engine, including one that is created later, until it is
 deleted or failed over. With named mirrors, one whose lease a command has taken, to fence a slow engine, starts again
-when that command has ended; any other whose engine has ended starts again while other mirrors are copied.
+when that command has ended, and with `--standby` one that another engine has taken when that engine has ended; any
+other whose engine has ended starts again while other mirrors are copied.
 
 Each mirror starts in a thread of its own, so that none waits for another. What prevents a start is shown and retried; a
 lease that another engine holds is taken once that engine has ended or stopped sending heartbeats.
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from kmirror.cluster.security.client_config import client_config
@@ -90,6 +92,10 @@ class OtherEngines:
         record, since = self._seen[mirror]
         return record is None or has_ended(record) is True or at - since > record.ttl_ms / 1000
 
+    def silent(self, mirror: str, at: float) -> EngineRecord | None:
+        """Return the record of an engine that has left a mirror; None if there is none, or it has not left."""
+        return self._seen[mirror][0] if self.has_left(mirror, at) else None
+
 
 def not_copied_because(error: Exception, request: RunRequest) -> NotCopied:
     """Return why an error keeps a mirror from its engine; for a standby, a lease that is held elsewhere is normal."""
@@ -123,8 +129,8 @@ class _Member:
     retry_at: float = 0.0
     #: Another engine holds its lease.
     is_held: bool = False
-    #: The holder is a command, which gives the lease back.
-    awaits_command: bool = False
+    #: It starts again: the holder is a command, which gives the lease back, or this run stands by.
+    starts_again: bool = False
     is_left_out: bool = False
     is_being_stopped: bool = False
     had_lease: bool = False
@@ -134,7 +140,7 @@ class EngineSupervisor:
     """Start and restart the engines of a run; for one thread, which calls `tick` many times a second.
 
     With `until_caught_up` the mirrors are those that exist at the start, and a permanent error leaves one out. With
-    `named` engines their mirrors are all there are; the run ends when none of them runs and none waits for a command.
+    `named` engines their mirrors are all there are; the run ends when none of them runs and none starts again.
     """
 
     def __init__(
@@ -179,7 +185,7 @@ class EngineSupervisor:
         members = self._members.values()
         if self._named is not None:
             return all(
-                member.engine is None and member.step is None and (member.is_left_out or not member.awaits_command)
+                member.engine is None and member.step is None and (member.is_left_out or not member.starts_again)
                 for member in members
             )
         return self._request.until_caught_up and all(m.is_left_out or m.engine is not None for m in members)
@@ -221,7 +227,8 @@ class EngineSupervisor:
                 self._finish_step(member, member.step, engines, at)
             elif member.step is None and room > 0 and self._is_due(name, member, at):
                 room -= 1
-                member.step = call_in_thread(lambda member=member: self._start(member))  # type: ignore[misc]
+                silent = self._others.silent(name, at)
+                member.step = call_in_thread(partial(self._start, member, silent))
 
     def take_ended(self, engines: Engines) -> None:
         """Take which engines have ended by themselves since the last `tick`; starts nothing."""
@@ -292,11 +299,13 @@ class EngineSupervisor:
             return False
         return not member.is_held or self._others.has_left(name, at)
 
-    def _start(self, member: _Member) -> MirrorEngine | None:
+    def _start(self, member: _Member, silent: EngineRecord | None) -> MirrorEngine | None:
         """Take the mirror's lease and create its engine once Spark has started; None when the run ends before."""
         takes_over = member.record.name in self._taken_over
         request = replace(self._request, standby=False, take_over=takes_over)
-        start = EngineStart(self._destination, member.record, request, self._closing, again=member.had_lease)
+        start = EngineStart(
+            self._destination, member.record, request, self._closing, again=member.had_lease, silent=silent
+        )
         try:
             if request.until_caught_up:
                 check_source(member.record, must_answer=True)
@@ -325,7 +334,8 @@ class EngineSupervisor:
         error = step.exception()
         if error is None:
             if (engine := step.result()) is not None:
-                member.engine, member.engine_since, member.is_held = engine, at, False
+                member.engine, member.engine_since = engine, at
+                member.is_held = member.starts_again = False
                 engines.add(engine)
         elif isinstance(error, Exception):
             self._failed(member, error, at)
@@ -348,7 +358,8 @@ class EngineSupervisor:
         member.not_copied = not_copied_because(error, self._request)
         member.is_held = member.not_copied.reason is Reason.FENCED
         passes = not member.is_held and is_transient(error)
-        member.awaits_command = isinstance(error, FencedByCommandError) or (member.awaits_command and passes)
+        waits = isinstance(error, FencedByCommandError) or (self._request.standby and member.is_held)
+        member.starts_again = waits or (member.starts_again and (passes or self._request.standby))
         member.is_left_out |= is_left_out(error, self._request)
         member.retry_at = at + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(member.failures, 10))
         member.failures += 1
