@@ -151,6 +151,7 @@ def promote(
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
         promotion.runner.walk(NO_OTHER, promotion)
+        claim.foresee(waiting)
         if not dry_run:
             gate(mirror, [topic.topic for topic in chosen])
         before = [topic for topic in chosen if topic.topic not in waiting]
@@ -486,7 +487,6 @@ PROMOTE: tuple[Step[_Promotion], ...] = (
         "record that the topics wait to be promoted",
         _Promotion.begin,
         _Promotion.find_begun,
-        rehearse=lambda promotion: promotion.claim.foresee(promotion.waiting),
     ),
     Step(
         "finish what an interrupted promote has begun to stop",
