@@ -26,6 +26,7 @@ from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
@@ -425,3 +426,21 @@ def test_a_source_that_ends_before_what_was_copied_earlier_has_lost_records(
     with closing(request):
         end = request.answer().ends[partition]
     assert (end.offset, end.went_back) == (3, copied == 4)
+
+
+def test_a_mirror_is_not_deleted_in_the_middle_of_a_stop(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """Once, it was if nothing was stored of its partitions yet: what the stop had not lifted was forgotten."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+
+    def cut(does: str) -> None:
+        raise CutOffError(does)
+
+    with pytest.raises(CutOffError, match="record which topics are stopped"):
+        failover(destination, mirror, checkpoint=cut)
+    assert not destination.state().partitions(mirror, topic)
+    with pytest.raises(RefusedError, match=f"a failover of {topic} has started and is not finished") as refused:
+        delete(destination, mirror)
+    assert f"`kmirror failover --mirror {mirror} --topics {topic}` finishes it" in str(refused.value.hint)
+    assert failover(destination, mirror).result.exit_code == 0
+    assert delete(destination, mirror).exit_code == 0
