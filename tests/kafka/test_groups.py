@@ -609,7 +609,9 @@ def test_wait_until_groups_have_read_all_that_the_source_holds(
     assert drained() == (ExitCode.TIMED_OUT, [(topic, 0, group, 3), (topic, 1, group, 2)])
     commit(cluster_pair.source, group, topic, {0: 3, 1: 1})  # behind the last record, in front of the marker
     assert drained() == (0, [])
-    commit(cluster_pair.source, other, topic, {1: 0})
+    commit(cluster_pair.source, other, topic, {0: 9, 1: 3})  # more than the source holds, it has lost records
+    assert drained("--groups", other) == (ExitCode.TIMED_OUT, [(topic, 0, other, None), (topic, 1, other, None)])
+    commit(cluster_pair.source, other, topic, {0: 0, 1: 0})
     assert drained("--groups", group) == (0, [])
     assert drained("--groups", f"{group},{other}") == (
         ExitCode.TIMED_OUT,

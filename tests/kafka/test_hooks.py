@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from kmirror.errors import Reason
+from kmirror.ops.base.context import change
 from kmirror.ops.show.describe import describe
 from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
-from kmirror.state.records import PartitionState
+from kmirror.state.records import PENDING_STOP, DesiredState, PartitionState
+from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
 from tests.support.engine import command, typed
@@ -174,6 +178,26 @@ def test_another_exit_code_stays_what_it_is(world: World, trip: Trip, tmp_path: 
     assert (code, shown["exitCode"], document["error"]["code"]) == (5, 5, 5)
     assert "the --after command exited with 1" in said
     assert json.loads(world.report.read_text())["warnings"][-1] == "the --after command exited with 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["promote", "switchover"], indirect=True)
+def test_no_command_runs_unless_all_preconditions_hold(world: World, tmp_path: Path) -> None:
+    """Once, a switchover ran it first, and then refused what a promote does not take."""
+    made, here = tmp_path / "made", world.trip.at_b
+    seen = world.seen()
+    for arguments, expected in ((("--timeout", "0s"), 2), (("--master", "nowhere"), 2)):
+        done = typed(world.here, world.verb, *world.arguments, "--before", f"touch {made}", *arguments)
+        assert (done.returncode, made.exists(), world.seen()) == (expected, False, seen), done
+    (topic,) = here.state().topics(world.trip.mirror)
+    pending = replace(topic, pending_operation=PENDING_STOP, desired=DesiredState.STOPPED)
+    failing_over = replace(pending, stop_reason=Reason.FAILED_OVER)
+    change(here, world.trip.mirror, lambda _: Changes((failing_over,)))
+    seen = world.seen()
+    done = typed(world.here, world.verb, *world.arguments, "--before", f"touch {made}")
+    assert (done.returncode, made.exists(), world.seen()) == (3, False, seen), done
+    assert "a failover of it has started" in done.stdout
+    change(here, world.trip.mirror, lambda _: Changes((topic,)))
 
 
 def test_an_ordinary_promote_and_switchover_have_both_commands(

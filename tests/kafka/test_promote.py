@@ -42,6 +42,7 @@ from kmirror.state.records import DesiredState, EngineRecord, EngineState, Parti
 from kmirror.state.snapshot import Changes
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
 from kmirror.status.topic_state import TopicState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.ending import killed_at_last, printed
 from tests.support.engine import command
@@ -56,6 +57,8 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 #: After this long the claim of a promote that is busy counts as dead.
 BUSY_DEAD_AFTER_S = 12.0
+#: Longer than what is stored is waited for.
+AWAY_S = 34.0
 CLAIMED = "record which topics are stopped, and why: engines release them"
 
 
@@ -629,3 +632,78 @@ def test_a_source_topic_that_the_filters_select_and_no_one_mirrors_is_named_by_w
         request = SwitchoverRequest(mirror, properties_of(cluster_pair.destination), timeout_ms=120_000, idle_ms=0)
         assert named(switchover(destination, request, dry_run=True)) == 1
         assert named(promote_in_batches(destination, whole, 1)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_back_in_time", [True, False])
+def test_a_destination_that_does_not_answer_for_a_while_costs_no_result(
+    cluster_pair: ClusterPair, mortal_cluster: SandboxCluster, is_back_in_time: bool
+) -> None:
+    """Once, it ended promote as if nothing had been changed, although topics had been stopped."""
+    ready, held = unique_topic(), unique_topic()
+    producer = Producer({**properties_of(cluster_pair.source), "transactional.id": held})
+    with Destination.open(properties_of(mortal_cluster)) as destination:
+        mirror = mirrored(ClusterPair(cluster_pair.source, mortal_cluster), destination, ready, held)
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(held, "undecided", partition=0)
+        producer.flush(30)
+        thaw = threading.Timer(AWAY_S, mortal_cluster.signal, (1, signal.SIGCONT))
+
+        def freeze(view: PromoteView) -> None:
+            if f"{ready} is stopped" in view.lines:
+                mortal_cluster.signal(1, signal.SIGSTOP)
+                thaw.start()
+                producer.commit_transaction(30)
+
+        with LocalEngine(destination, mirror) as engine:
+            copied_once(engine, destination, mirror)
+            request = PromoteRequest(mirror, idle_ms=0, timeout_ms=150_000 if is_back_in_time else 15_000)
+            with Destination.open(destination.properties) as another:
+                done = promote(another, request, freeze, own=Spare(mirror, destination.properties)).result
+            thaw.join()
+    rows = {row.topic: row for row in done.results if row.partition in (0, None)}
+    assert rows[ready].result is Outcome.DONE
+    if is_back_in_time:
+        assert (rows[held].result, done.exit_code) == (Outcome.DONE, 0), done
+    else:
+        assert (rows[held].result, done.exit_code) == (Outcome.TIMED_OUT, ExitCode.TIMED_OUT), done
+        assert "what it lacks is unknown now" in (rows[held].message or "")
+
+
+LOST = UnreachableError("no answer", None, Reason.DESTINATION_UNREACHABLE)
+REFUSED = UnreachableError("wrong password", None, Reason.AUTHENTICATION_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "outcomes"),
+    [
+        (CLAIMED, LOST, {Outcome.DONE}),
+        ("record that the topics are STOPPED, and what the source was known to have", LOST, {Outcome.NOOP}),
+        (CLAIMED, REFUSED, {Outcome.FAILED}),
+    ],
+    ids=["begun", "complete", "for good"],
+)
+def test_an_error_in_the_middle_of_a_stop_is_followed_by_its_end_or_its_rows(
+    cluster_pair: ClusterPair, destination: Destination, after: str, error: UnreachableError, outcomes: set[Outcome]
+) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    left = [error]
+
+    def checkpoint(does: str) -> None:
+        if does == after and left:
+            raise left.pop()
+
+    with LocalEngine(destination, mirror) as engine:
+        copied_once(engine, destination, mirror)
+        request = PromoteRequest(mirror, idle_ms=0, timeout_ms=120_000)
+        done = promote(destination, request, runner=StepRunner(checkpoint)).result
+    assert {row.result for row in done.results} == outcomes, done
+    if Outcome.FAILED in outcomes:
+        assert done.exit_code == ExitCode.PARTLY_DONE
+        assert done.results[0].message == f"it is unknown whether {topic} was stopped: the destination: {error.message}"
+        done = promote(destination, PromoteRequest(mirror)).result
+    assert done.exit_code == 0
+    assert states_of(destination, mirror) == {TopicState.STOPPED}
+    assert not [one for one in destination.state().partitions(mirror, topic) if one.at_stop and one.at_stop.unchecked]

@@ -26,8 +26,10 @@ from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.mirrors.delete import delete
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.ops.show.describe import describe
+from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.steps import Step
@@ -425,3 +427,38 @@ def test_a_source_that_ends_before_what_was_copied_earlier_has_lost_records(
     with closing(request):
         end = request.answer().ends[partition]
     assert (end.offset, end.went_back) == (3, copied == 4)
+
+
+def test_a_mirror_is_not_deleted_in_the_middle_of_a_stop(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """Once, it was if nothing was stored of its partitions yet: what the stop had not lifted was forgotten."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+
+    def cut(does: str) -> None:
+        raise CutOffError(does)
+
+    with pytest.raises(CutOffError, match="record which topics are stopped"):
+        failover(destination, mirror, checkpoint=cut)
+    assert not destination.state().partitions(mirror, topic)
+    with pytest.raises(RefusedError, match=f"a failover of {topic} has started and is not finished") as refused:
+        delete(destination, mirror)
+    assert f"`kmirror failover --mirror {mirror} --topics {topic}` finishes it" in str(refused.value.hint)
+    assert failover(destination, mirror).result.exit_code == 0
+    assert delete(destination, mirror).exit_code == 0
+
+
+def test_a_failover_ends_a_wait_for_what_it_has_not_copied(cluster_pair: ClusterPair, destination: Destination) -> None:
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+    checks: list[str] = []
+
+    def check(progress: str) -> None:
+        if not checks:
+            assert failover(destination, mirror).result.exit_code == 0
+        checks.append(progress)
+
+    done = wait(destination, mirror, Condition.CAUGHT_UP, 60_000, on_check=check)
+    assert done.exit_code == ExitCode.PARTLY_DONE
+    assert done.results[0].message == f"{topic}-0 is not caught-up: it was stopped 3 offsets short"
+    # what was stopped before is not waited for
+    assert wait(destination, mirror, Condition.CAUGHT_UP, 60_000).exit_code == 0

@@ -13,7 +13,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.plan import Strategy
-from kmirror.ops.failback.switchover import SWITCHOVER, SwitchoverRequest, switchover
+from kmirror.ops.failback.switchover import BEGIN, SWITCHOVER, SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
@@ -51,7 +51,8 @@ def test_switchover_there_and_back(trip: Trip) -> None:
             request = SwitchoverRequest(trip.mirror, properties_of(cluster), timeout_ms=120_000, idle_ms=0, watch_s=0.1)
             return switchover(here, request, lambda view: lines.extend(view.lines), checkpoint=checkpoint)
 
-    to_cut = [step.does for step in SWITCHOVER]
+    steps = (*BEGIN, *SWITCHOVER)
+    to_cut = [step.does for step in steps]
     walked: list[str] = []
 
     def checkpoint(does: str) -> None:
@@ -60,12 +61,12 @@ def test_switchover_there_and_back(trip: Trip) -> None:
             del to_cut[0]
             raise CutOffError(does)
 
-    for step in SWITCHOVER:
+    for step in steps:
         walked.clear()
         with pytest.raises(CutOffError):
             switch(trip.at_b, trip.b)
         assert walked[-1] == step.does
-        recorded = {one.does for one in SWITCHOVER[: SWITCHOVER.index(step)] if one.recorded is not None}
+        recorded = {one.does for one in steps[: steps.index(step)] if one.recorded is not None}
         assert not recorded.intersection(walked), "recorded, and done again"
     done = switch(trip.at_b, trip.b)
     assert done.result.exit_code == 0, done.result

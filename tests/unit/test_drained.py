@@ -51,6 +51,14 @@ def test_markers_at_the_end_are_no_records_that_are_left() -> None:
     assert [row.offsets_left for row in judged(offsets(8, 5), ends=ends)] == [2]
 
 
+def test_an_offset_above_the_end_is_not_drained() -> None:
+    """Once, a source that had lost its tail counted as read to the end."""
+    (row,) = judged(offsets(12, 5))
+    assert (row.partition, row.result, row.group, row.offsets_left) == (0, Outcome.TIMED_OUT, "g0", None)
+    said = "group g0 has committed 12 in t-0, but the source ends at 10: it has lost records, or this end is old"
+    assert row.message == said
+
+
 def test_offsets_that_retention_has_passed_leave_what_is_still_there() -> None:
     assert [
         row.offsets_left

@@ -90,10 +90,30 @@ def test_nothing_is_caught_up_whose_offsets_are_unknown() -> None:
 
 def test_a_stopped_topic_is_not_called_caught_up() -> None:
     for condition in (Condition.CAUGHT_UP, Condition.HEALTHY):
-        (result,) = judge(condition, [row(0, 7, **STOPPED)], TARGETS)
+        (result,) = judge(condition, [row(0, 7, **STOPPED)], {})
         assert (result.result, result.message) == (Outcome.DONE, "t is stopped, and no longer copied")
-    (result,) = judge(Condition.CAUGHT_UP, [row(0, 7, **STOPPED), row(1)], TARGETS)
+    (result,) = judge(Condition.CAUGHT_UP, [row(2, 7, **STOPPED), row(1)], TARGETS)
     assert result.message == "t is caught-up"
+
+
+@pytest.mark.parametrize(
+    ("copied", "said"),
+    [
+        (100, None),
+        (93, "it was stopped 7 offsets short, and 1 other partition"),
+        (None, "it was stopped, and how far it was copied is unknown, and 1 other partition"),
+    ],
+)
+def test_a_topic_that_is_stopped_meanwhile_must_have_reached_its_target(copied: int | None, said: str | None) -> None:
+    """Once, it was done although a failover had stopped it before. Local records do not count."""
+    stopped = row(0, 500, last_mirrored_offset=copied, reason=Reason.FAILED_OVER, **STOPPED)
+    results = judge(Condition.CAUGHT_UP, [stopped, row(1, 100 if said is None else 50)], TARGETS)
+    assert is_over(results)
+    if said is None:
+        assert results[0].result is Outcome.DONE
+    else:
+        assert exit_code_of(results) == ExitCode.PARTLY_DONE
+        assert results[0].message == f"t-0 is not caught-up: {said}"
 
 
 def test_a_log_that_is_being_made_ready_is_not_caught_up_though_filler_reaches_the_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kmirror.ops.failback.carry_out import CUT, MIRROR
 from kmirror.ops.failback.steps import CREATED, PLANNED, RECREATED
-from kmirror.ops.failback.switchover import SWITCHOVER
+from kmirror.ops.failback.switchover import BEGIN, SWITCHOVER
 from kmirror.ops.stop.promote import PROMOTE
 from kmirror.ops.stop.steps import Step, StepRunner
 from kmirror.ops.stop.stop import STOP
@@ -18,7 +18,7 @@ from kmirror.ops.stop.stop import STOP
 TABLES: dict[str, Sequence[Step[Any]]] = {
     "stop": STOP,
     "promote": PROMOTE,
-    "switchover": SWITCHOVER,
+    "switchover": (*BEGIN, *SWITCHOVER),
     "failback": MIRROR,
     "failback --offline": CUT,
     "failback of a topic, --recreate": RECREATED,

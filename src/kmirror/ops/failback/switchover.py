@@ -101,10 +101,8 @@ def switchover(
     chosen = [topic.topic for topic in selected]
     stopped_before = {topic.topic for topic in selected if is_stopped(topic)}
     _require_way_back(destination, mirror, request, chosen)
-    if not dry_run:
-        gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
-    work = _Switchover(destination, request, mirror, chosen, stopped_before, watcher, stopping, runner, began_ms)
+    work = _Switchover(destination, request, mirror, chosen, stopped_before, watcher, stopping, runner, began_ms, gate)
     with LeftBehind(mirror, whole=request.topics is None) as left:
         runner.walk(SWITCHOVER, work)
         stopped, returned = work.stopped, work.returned
@@ -138,6 +136,7 @@ class _Switchover:
     stopping: threading.Event | None
     runner: StepRunner
     began_ms: int
+    gate: Gate = no_gate
     stopped: VerbReport = field(init=False)
     returned: VerbReport | KmirrorError | None = None
     is_over: bool = False
@@ -145,6 +144,8 @@ class _Switchover:
     def promote(self) -> None:
         """Promote the topics here; the switchover is over unless all are stopped, with nothing new left behind."""
         request = self.request
+        if not self.runner.acts:
+            self.runner.walk(BEGIN, self)
         self.stopped = promote(
             self.destination,
             PromoteRequest(
@@ -158,6 +159,7 @@ class _Switchover:
             self.watcher,
             self.stopping,
             dry_run=not self.runner.acts,
+            gate=self._begin,
         )
         self.runner.also(self.stopped.result.steps or ())
         self.is_over = self.runner.acts and any(
@@ -165,6 +167,11 @@ class _Switchover:
             for row in self.stopped.result.results
             if row.result not in (Outcome.DONE, Outcome.NOOP)
         )
+
+    def _begin(self, mirror: MirrorRecord, topics: Sequence[str]) -> None:
+        """Pass the gate and record the beginning, once the preconditions of the promote hold."""
+        self.gate(mirror, topics)
+        self.runner.walk(BEGIN, self)
 
     @property
     def progress(self) -> Workflow:
@@ -215,12 +222,15 @@ class _Switchover:
         return self.returned is None or (isinstance(self.returned, VerbReport) and not self.returned.result.exit_code)
 
 
-SWITCHOVER: tuple[Step[_Switchover], ...] = (
+#: Taken by the first step of the others.
+BEGIN: tuple[Step[_Switchover], ...] = (
     Step(
         "record that the switchover has begun",
         lambda work: work.progress.begin(_PROMOTE, work.facts),
         recorded=lambda work: work.progress.has_reached((_PROMOTE, _RETURN), work.facts),
     ),
+)
+SWITCHOVER: tuple[Step[_Switchover], ...] = (
     # repeated: a topic may be mirrored again since
     Step("promote the topics here", _Switchover.promote, rehearse=_Switchover.promote),
     Step(

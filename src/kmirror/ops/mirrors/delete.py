@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from kmirror.cluster.rights.acl_commands import AS_ADMIN, admin_options
 from kmirror.cluster.rights.acls import NoAuthorizerError, delete_acls
-from kmirror.commands import option
+from kmirror.commands import on_topics, option
 from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics
@@ -22,7 +22,15 @@ from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.rights.producer_block import unblocking_lines
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.state.engine_identity import living_engine
-from kmirror.state.records import PENDING_ADD, DesiredState, EngineRecord, EngineState, PartitionState, TopicRecord
+from kmirror.state.records import (
+    PENDING_ADD,
+    PENDING_STOP,
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    PartitionState,
+    TopicRecord,
+)
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.words import at_time, counted
@@ -88,9 +96,18 @@ def require_deletable(state: State, mirror: str, gone: Collection[str]) -> None:
     """Refuse to delete a mirror that is in use; `gone` are those of its topics that were deleted.
 
     Raises:
-        RefusedError: names the topics that are neither stopped nor gone.
+        RefusedError: names the topics that are neither stopped nor gone, or whose stop is unfinished.
     """
-    alive = [topic.topic for topic in state.topics(mirror) if not _is_deletable(state, topic, gone)]
+    left = [topic for topic in state.topics(mirror) if not _is_deletable(state, topic, gone)]
+    alive = [topic.topic for topic in left]
+    if unfinished := [topic for topic in left if topic.pending_operation == PENDING_STOP]:
+        first = unfinished[0].stop_reason or Reason.FAILED_OVER
+        names = [topic.topic for topic in unfinished if topic.stop_reason is unfinished[0].stop_reason]
+        verb = {Reason.PROMOTED: "promote", Reason.REMOVED: "remove"}.get(first, "failover")
+        raise RefusedError(
+            f"a {verb} of {_some(names)} has started and is not finished",
+            f"`{on_topics(verb, mirror, names[:_MOST_NAMES])}` finishes it: it makes them writable",
+        )
     if alive:
         many = counted(len(alive), "topic that is", "topics that are")
         raise RefusedError(
@@ -121,7 +138,7 @@ def _is_deletable(state: State, topic: TopicRecord, gone: Collection[str]) -> bo
     if topic.pending_operation == PENDING_ADD or topic.topic in gone:
         return True
     stopped = all(one.state is PartitionState.STOPPED for one in state.partitions(topic.mirror, topic.topic))
-    return topic.desired is DesiredState.STOPPED and stopped
+    return topic.desired is DesiredState.STOPPED and topic.pending_operation is None and stopped
 
 
 def _left_at_source(state: State, mirror: str) -> tuple[str, ...]:

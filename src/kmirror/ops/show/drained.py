@@ -2,7 +2,8 @@
 
 A partition is drained for a group when its committed offset is the source's log end. That is the high watermark,
 because consumers' isolation levels are unknown; while a transaction is open, a read_committed consumer cannot get
-there. Transaction markers at the end do not count: consumers commit the offset after their last record. Committed
+there. One above the log's end is not drained: records that were lost there, and others written since, are not read.
+Transaction markers at the end do not count: consumers commit the offset after their last record. Committed
 offsets are read before log ends, so that what is drained was so when the ends were read.
 
 A group counts for the topics of which it has committed offsets. A named group without any, a topic that no group reads,
@@ -34,6 +35,7 @@ _REQUEST_S = 10.0
 _MOST_MARKERS = 100
 #: More than these markers take.
 _MARKER_BYTES = 1 << 14
+_LOST = "wait longer; if it stays so, reset the group's offset at the source, or its consumers do"
 NO_READER = "commits at the source are made by its consumers; leave the topic out with --topics if it has none"
 
 
@@ -173,6 +175,12 @@ def _missing(topic: TopicRecord, offsets: GroupOffsets, ends: Ends) -> list[Topi
         start, end = bounds
         for group, committed in readers.items():
             offset = committed.get(partition)
+            if offset is not None and offset > end:
+                message = (
+                    f"group {visible(group)} has committed {offset:,} in {partition}, but the source ends at {end:,}"
+                )
+                rows.append(_row(topic.topic, p, f"{message}: it has lost records, or this end is old", _LOST, group))
+                continue
             left = end - max(start, start if offset is None else offset)
             if left <= 0 or (offset is not None and offset >= ends.empty_from.get(partition, end)):
                 continue

@@ -1,10 +1,11 @@
 """`wait`: return when a mirror's topics are caught up, stopped, healthy, drained or within their objectives.
 
 *caught-up*: every partition has reached the source end that the first check saw, and none is still being aligned before
-its first record; the source is needed for that check only. *stopped*: every partition is STOPPED. *healthy*: records
-flow: an engine is in charge and reports, its workers report on every partition, the source answers, and every partition
-has been aligned; paused and stopped topics are as operators want them. *drained*: consumers have read all that the
-source holds (`ops.show.drained`). *objective*: each topic that `objective.rpo` names is within its objective.
+its first record; the source is needed for that check only. One that is stopped meanwhile must have reached it, too.
+*stopped*: every partition is STOPPED. *healthy*: records flow: an engine is in charge and reports, its workers report
+on every partition, the source answers, and every partition has been aligned; paused and stopped topics are as operators
+want them. *drained*: consumers have read all that the source holds (`ops.show.drained`). *objective*: each topic that
+`objective.rpo` names is within its objective.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ from kmirror.words import counted, listed, one_line
 
 _PAUSE_S = 0.5
 _MOST_NAMED = 10
+#: What does not catch up by itself.
+_FINAL = (PartitionState.FAILED, PartitionState.STOPPED)
 
 
 class Condition(StrEnum):
@@ -237,6 +240,8 @@ def _take_targets(
         raise _needed(source.trouble)
     for row in rows:
         partition = TopicPartition(row.topic, row.partition)
+        if row.state is PartitionState.STOPPED:
+            continue  # what was stopped before the wait has no target
         if partition not in targets and row.lag is not None and row.source_offset is not None:
             targets[partition] = row.source_offset
 
@@ -257,9 +262,11 @@ def _judged(condition: Condition, topic: str, rows: Sequence[PartitionRow], targ
     row, why = missing[0]
     failed = None
     if condition is not Condition.STOPPED:
-        failed = next((one for one, _ in missing if one.state is PartitionState.FAILED), None)
+        failed = next((pair for pair in missing if pair[0].state in _FINAL), None)
     if failed is not None:
-        row, why = failed, failed.error_message or "FAILED"
+        row, why = failed
+        if row.state is PartitionState.FAILED:
+            why = row.error_message or "FAILED"
     others = len(missing) - 1
     more = f", and {others} other partition{'s' if others > 1 else ''}" if others else ""
     return TopicResult(
@@ -281,6 +288,8 @@ def _hint(condition: Condition, row: PartitionRow) -> str:
         return f"`{on_mirror('promote', row.mirror)}` stops it, `kmirror failover` does so without its source"
     if row.state is PartitionState.FAILED:
         return f"`{on_mirror('describe', row.mirror)} --failed` shows what failed"
+    if row.state is PartitionState.STOPPED:
+        return f"`{on_mirror('events', row.mirror)}` shows who stopped it; the rest is at the source only"
     who = f"`{on_mirror('check', row.mirror)}` shows which brokers do not answer, and why; or wait longer"
     return {
         Reason.SOURCE_UNREACHABLE: who,
@@ -300,6 +309,9 @@ def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Target
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
     """Return what is missing for a partition, None if nothing is."""
+    target = targets.get(TopicPartition(row.topic, row.partition))
+    if row.state is PartitionState.STOPPED and condition is Condition.CAUGHT_UP and target is not None:
+        return _stopped_short(row, target)
     if row.state is PartitionState.STOPPED or row.is_extra:
         return None
     if condition is Condition.STOPPED:
@@ -315,7 +327,6 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
         return None if reported else "no worker has reported it yet"
     if condition is Condition.OBJECTIVE:
         return _beyond_objective(row)
-    target = targets.get(TopicPartition(row.topic, row.partition))
     if target is None or row.destination_offset is None:
         return row.error_message or "its offsets are unknown"
     behind = target - row.destination_offset
@@ -327,6 +338,14 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
     if row.state is PartitionState.LOG_ALIGNMENT and not row.initial_copy_complete:
         return f"its log is still being aligned with the source's{why}"
     return None
+
+
+def _stopped_short(row: PartitionRow, target: int) -> str | None:
+    """Return how much a partition that was stopped meanwhile lacks, None if nothing."""
+    if row.last_mirrored_offset is None:
+        return "it was stopped, and how far it was copied is unknown"
+    behind = target - row.last_mirrored_offset
+    return f"it was stopped {counted(behind, 'offset')} short" if behind > 0 else None
 
 
 def _beyond_objective(row: PartitionRow) -> str | None:

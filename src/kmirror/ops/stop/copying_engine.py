@@ -41,6 +41,10 @@ class CopyingEngine:
             self._started_at = time.monotonic()
             self._own.start()
 
+    def watch_again(self) -> None:
+        """Count as silence only what follows: what the engine stored meanwhile could not be read."""
+        self._seen_at = boottime()
+
     def trouble(self, state: State) -> str | None:
         """Return why nothing copies although our own engine was started; None if an engine is in charge."""
         if not self._started_at or self._is_in_charge(state):

@@ -15,20 +15,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.engine.driver.growth import add_partitions
 from kmirror.engine.spark.conf import SparkOptions
 from kmirror.engine.spark.conf import check as check_spark
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.base.context import (
     Destination,
-    actor,
     cluster_id_of,
     now_ms,
     require_mirror,
@@ -38,6 +36,7 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.commit import refused_sentences
@@ -49,13 +48,12 @@ from kmirror.ops.stop.clients import ClientComparison
 from kmirror.ops.stop.copying_engine import CopyingEngine
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
+    dry_run_warnings,
     missing_beginnings,
-    other_topics_of_groups,
     rights_trouble,
     settings_trouble,
-    skipped_groups,
 )
-from kmirror.ops.stop.promote_claim import Claim, ClaimLostError, has_unfinished_promote
+from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import (
     Readiness,
     ReadinessChecker,
@@ -72,6 +70,7 @@ from kmirror.ops.stop.promote_request import (
     lost_rows,
     not_stopped,
     not_stopped_together,
+    taken_row,
     waits_for_text,
 )
 from kmirror.ops.stop.report import VerbReport, sorted_rows
@@ -79,21 +78,13 @@ from kmirror.ops.stop.source_after_stop import check_source_after_stop, rows_of_
 from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.stop import live_elsewhere, stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
-from kmirror.settings.parsing import stored_settings
-from kmirror.state.engine_findings import Lacking
-from kmirror.state.engine_identity import living_engine
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.state.store import DEFAULT_TIMEOUT_S
-from kmirror.sync.setting_changes import retention_notes
-from kmirror.words import counted, listed
+from kmirror.words import counted, one_line
 
 _STEP_S = 0.5
 #: Time lanes may take to report what they have copied.
 _REPORT_S = 2.0
-#: Least time between two attempts to add partitions.
-_ADD_AGAIN_S = 5.0
-_MOST_NAMED = 10
 
 
 def promote(
@@ -153,13 +144,14 @@ def promote(
         engine, event = CopyingEngine(own_engine, mirror.name, show), stopping or threading.Event()
         promotion = _Promotion(
             destination, request, source, checker, claim, producer_block, engine, show, event, until, waiting,
-            runner or StepRunner(acts=not dry_run), is_over=not waiting,
+            state, runner or StepRunner(acts=not dry_run), is_over=not waiting,
         )  # fmt: skip
         names = {topic.topic for topic in chosen}
         if not waiting:
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
         promotion.runner.walk(NO_OTHER, promotion)
+        claim.foresee(waiting)
         if not dry_run:
             gate(mirror, [topic.topic for topic in chosen])
         before = [topic for topic in chosen if topic.topic not in waiting]
@@ -167,17 +159,19 @@ def promote(
         promotion.done.warnings += warnings
         try:
             promotion.runner.walk(PROMOTE, promotion)
-        except ClaimLostError as error:
-            promotion.done.results += lost_rows(waiting, error)
-            waiting.clear()
+        except KmirrorError as error:
+            if not (promotion.has_begun or claim.is_lost):
+                raise
+            promotion.done.results += lost_rows(waiting, promotion.begun, error)
+            if claim.is_lost:
+                waiting.clear()
         finally:
             if claim.is_recorded:
                 promotion.release(list(waiting), ends=True)
         blocked = promotion.blocked([topic.topic for topic in chosen]) if producer_block.since_ms else ()
     done = promotion.done
-    rows = sorted_rows(done.results)
-    if not rows:
-        rows = [TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")]
+    none = TopicResult(None, None, Outcome.NOOP, f"mirror {mirror.name} has no topics to promote")
+    rows = sorted_rows(done.results) or [none]
     whole = request.topics is None and request.exclude is None
     with closing(ClientComparison(destination, mirror)) as clients, LeftBehind(mirror, whole=whole) as left:
         done.warnings += left.warnings(destination.state)
@@ -212,15 +206,21 @@ class _Promotion:
     #: When the time runs out, by `time.monotonic`; never if infinite.
     until: float
     waiting: dict[str, TopicRecord]
+    #: The stored state as it was last read.
+    state: State
     runner: StepRunner
     is_over: bool = False
-    #: The waiting topics that an interrupted promote has begun to stop.
+    #: The waiting topics whose stop has begun and was interrupted.
     begun: Sequence[str] = ()
+    #: True once topics were to be stopped: more than the claim may be changed.
+    has_begun: bool = False
+    #: What the waiting topics lacked when they were last looked at.
+    readiness: Readiness = field(default_factory=Readiness)
+    #: Why it is unknown now what the topics lack.
+    unknown: str | None = None
     done: StopResults = field(default_factory=StopResults)
     #: Why topics that lack no records were not stopped at the last attempt.
     blockers: dict[str, str] = field(default_factory=dict)
-    #: When partitions were last added, by `time.monotonic`.
-    added_at: float = -math.inf
     #: With `together`: a topic that cannot be stopped, so that none of the others can be.
     failed: str | None = None
 
@@ -234,11 +234,16 @@ class _Promotion:
         """Find the topics that an interrupted promote has begun to stop."""
         self.begun = [name for name, topic in self.waiting.items() if has_unfinished_promote(topic)]
 
-    def finish_begun(self) -> None:
+    def finish_begun(self) -> bool:
         """Finish their stops."""
         if self.request.block_producers:
             self.block(self.begun)
         self.stop(self.begun)
+        return True
+
+    def finish_first(self) -> None:
+        """Finish them, or leave that to the wait."""
+        self.bear(self.finish_begun)
 
     def rehearse_begun(self) -> None:
         """Report that their stops would be finished."""
@@ -248,46 +253,66 @@ class _Promotion:
 
     def wait(self) -> None:
         """Stop each topic once it is complete, until none is left or the time is up."""
-        request, waiting, readiness, state = self.request, self.waiting, Readiness(), self.destination.state()
-        while waiting and not self.stopping.is_set():
-            state = self.destination.state()
-            self.claim.require(state)
-            self._refresh(state)
-            self.engine.ensure(state)
-            blocked = set(self.producer_block.in_force)
-            readiness = self.checker.check(self.source, state, waiting, self.until)
-            self._add_partitions()
-            for topic, rows in readiness.failed.items():
-                self.drop(topic, rows)
-            if self.failed:
-                break
-            if request.block_producers:
-                readiness = not_ready_until_blocked(readiness, blocked)
-                close = topics_to_block(readiness, blocked, together=request.together)
-                if close and self._block_or_drop(close):
-                    continue
-            ready = [topic for topic, missing in readiness.missing.items() if missing.what is None]
-            lacking = [topic for topic in readiness.missing if topic not in ready]
-            waits = request.together and bool(lacking)
-            self.blockers = dict.fromkeys(ready, waits_for_text(lacking)) if waits else {}
-            self.show.progress(readiness, self.blockers)
-            if ready and not waits:
-                if self._stop_ready(ready):
-                    continue
-                self.show.progress(readiness, self.blockers)
-            if self.failed or time.monotonic() >= self.until:
-                break
-            self.claim.renew(self.until)
-            self.stopping.wait(_STEP_S)
-        if waiting and not self.failed and (trouble := self.engine.trouble(state)):
+        waiting = self.waiting
+        while waiting and not self.failed and not self.stopping.is_set():
+            if not self.bear(self._stop_complete):
+                if self.failed or time.monotonic() >= self.until:
+                    break
+                self.stopping.wait(_STEP_S)
+        if waiting and not self.failed and not self.unknown and (trouble := self.engine.trouble(self.state)):
             self.done.warnings.append(trouble)
         why = "interrupted" if self.stopping.is_set() else "not ready in time"
         for topic in waiting:
-            missing = readiness.missing.get(topic)
-            what = (missing.what if missing else None) or self.blockers.get(topic) or "it was about to be stopped"
-            self.done.results.append(
-                not_stopped_together(topic, self.failed) if self.failed else not_stopped(topic, why, what, missing)
-            )
+            missing = self.readiness.missing.get(topic)
+            what = (missing and missing.what) or self.blockers.get(topic) or "it was about to be stopped"
+            row = not_stopped(topic, why, what, missing, self.unknown, begun=topic in self.begun)
+            self.done.results.append(not_stopped_together(topic, self.failed) if self.failed else row)
+
+    def bear(self, act: Callable[[], bool]) -> bool:
+        """Return what `act` does; False, and `unknown` says why, if a cluster does not answer: that may pass."""
+        try:
+            self.unknown = None
+            return act()
+        except (KmirrorError, OutcomeUnknown) as error:
+            if not is_transient(error):
+                raise
+            self.unknown = one_line(str(error))
+            self.show.say(f"unknown now: {self.unknown}")
+            self.engine.watch_again()
+            return False
+
+    def _stop_complete(self) -> bool:
+        """Stop the topics that are complete now; return whether to look at the others at once."""
+        request, waiting = self.request, self.waiting
+        state = self.state = self.destination.state()
+        self.claim.require(state)
+        self.claim.renew(self.until)
+        self._refresh(state)
+        if self.begun:
+            return self.finish_begun()
+        self.engine.ensure(state)
+        blocked = set(self.producer_block.in_force)
+        readiness = self.readiness = self.checker.check(self.source, state, waiting, self.until)
+        self.checker.add_partitions(waiting.values(), self.show.say)
+        for topic, rows in readiness.failed.items():
+            self.drop(topic, rows)
+        if self.failed:
+            return False
+        if request.block_producers:
+            readiness = self.readiness = not_ready_until_blocked(readiness, blocked)
+            close = topics_to_block(readiness, blocked, together=request.together)
+            if close and self._block_or_drop(close):
+                return True
+        ready = [topic for topic, missing in readiness.missing.items() if missing.what is None]
+        lacking = [topic for topic in readiness.missing if topic not in ready]
+        waits = request.together and bool(lacking)
+        self.blockers = dict.fromkeys(ready, waits_for_text(lacking)) if waits else {}
+        self.show.progress(readiness, self.blockers)
+        if not ready or waits:
+            return False
+        if not (is_any_stopped := self._stop_ready(ready)):
+            self.show.progress(readiness, self.blockers)
+        return is_any_stopped
 
     def drop(self, name: str, rows: Sequence[TopicResult]) -> None:
         """Release a topic that cannot be stopped, and report why; with `together` no other topic can be either."""
@@ -324,14 +349,14 @@ class _Promotion:
 
     def blocked(self, chosen: Sequence[str]) -> tuple[BlockedTopic, ...]:
         """Return the topics whose producers were blocked and whether they still are, and add warnings."""
-        state = self.destination.state()
-        topics = {name: state.topic(self.request.mirror, name) for name in chosen}
+        with suppress(KmirrorError, OutcomeUnknown):
+            self.state = self.destination.state()
+        topics = {name: self.state.topic(self.request.mirror, name) for name in chosen}
         cut_off = [name for name, topic in topics.items() if topic is not None and not is_mirrored(topic)]
         rows = blocked_topics(
             self.producer_block.since_ms, self.producer_block.lifted_ms, self.producer_block.writable_ms, cut_off
         )
-        left = [row.topic for row in rows if row.denial is not Denial.LIFTED]
-        lines = self.producer_block.unblocking(state, left)
+        lines = self.producer_block.unblocking(self.state, [r.topic for r in rows if r.denial is not Denial.LIFTED])
         self.done.warnings += blocked_sentences(rows, lines)
         return rows
 
@@ -344,49 +369,34 @@ class _Promotion:
                 self.done.warnings.append(trouble)
                 self.show.say(trouble)
 
-    def _add_partitions(self) -> None:
-        """Add the partitions that the sources of waiting topics have and the mirror lacks, for the engine to copy."""
-        grown = self.checker.grown(self.waiting.values())
-        if not grown or time.monotonic() - self.added_at < _ADD_AGAIN_S:
-            return
-        try:
-            found = add_partitions(self.destination.client, self.destination.store, grown, actor())
-            self.checker.lacking = {topic: one for topic, one in found.items() if one is not None}
-            if added := [topic for topic, one in found.items() if one is None]:
-                self.show.say(f"partitions that the source has added are mirrored too: {listed(added, _MOST_NAMED)}")
-        except (KmirrorError, OutcomeUnknown) as error:
-            self.checker.lacking = {topic.topic: Lacking(count, None, str(error)) for topic, count in grown}
-        self.added_at = time.monotonic()
-
     def _refresh(self, state: State) -> None:
         """Take what is stored of the waiting topics now; drop those that another command has stopped."""
+        begun, stopped = list[str](), list[str]()
         for name in list(self.waiting):
             topic = state.topic(self.request.mirror, name)
-            if topic is None or topic.desired is DesiredState.STOPPED or topic.pending_operation != PENDING_PROMOTE:
-                why = (
-                    f"stopped by another command ({topic.stop_reason})" if topic and topic.stop_reason else "taken over"
-                )
-                hint = "check with `kmirror describe` and `kmirror events`"
-                row = TopicResult(name, None, Outcome.FAILED, f"{name} was {why} meanwhile", Reason.FENCED, hint=hint)
-                self.drop(name, [row])
+            if topic is not None and name in self.begun and topic.stop_reason is Reason.PROMOTED:
+                # it is our own stop whose outcome was unknown
+                self.waiting[name] = topic
+                (stopped if is_stopped(topic) else begun).append(name)
+            elif topic is None or topic.desired is DesiredState.STOPPED or topic.pending_operation != PENDING_PROMOTE:
+                self.drop(name, [taken_row(name, topic)])
             else:
                 self.waiting[name] = topic
+        self.begun = begun
+        if stopped:
+            mirror, topics = require_mirror(state, self.request.mirror), [self.waiting.pop(name) for name in stopped]
+            rows, warnings = rows_of_stopped(self.destination, mirror, state, topics, dry_run=False)
+            self.done.results += rows
+            self.done.warnings += warnings
 
     def _stop_ready(self, ready: Sequence[str]) -> bool:
         """Stop these topics if a final check passes; return whether any was stopped."""
         waiting = self.waiting
+        block = self.producer_block if self.request.block_producers else None
         check = FinalCheck(
-            self.destination,
-            self.request,
-            self.source,
-            self.checker,
-            waiting,
-            ready,
-            self.drop,
-            self.show.work,
-            self.producer_block if self.request.block_producers else None,
-            self.until,
-        )
+            self.destination, self.request, self.source, self.checker, waiting, ready, self.drop, self.show.work,
+            block, self.until,
+        )  # fmt: skip
         check.run()
         going = check.going
         if self.request.together and len(going) < len(waiting):
@@ -420,8 +430,10 @@ class _Promotion:
 
     def stop(self, going: Sequence[str]) -> None:
         """Stop these topics, and check whether the source received anything after all."""
+        self.begun, self.has_begun = going, True
         with self.claim.required():
             done = self._walk_stop(going)
+        self.begun, self.state = (), done.state or self.state
         if self.producer_block.since_ms:
             self.producer_block.note_writable(done.writable_ms)
         after = check_source_after_stop(self.source, self.waiting, done)
@@ -454,24 +466,14 @@ class _Promotion:
         blockers = settings_trouble(self.destination, request.mirror, waiting, dry_run=True)
         for name, trouble in rights_trouble(self.destination, waiting).items() if request.together else ():
             blockers[name] = f"{blockers[name]}; {trouble}" if name in blockers else trouble
-        for topic in topics.values():
-            done.warnings += [
-                f"{partition} exists on the destination only: nothing was copied to it"
-                for partition in self.checker.extra_partitions(topic)
-            ]
-        done.warnings += retention_notes(self.waiting.values(), now_ms())
-        done.warnings += missing_beginnings(self.destination, self.source, request.mirror, list(topics.values()))
         rows = dry_run_rows(readiness, blockers, together=request.together)
         done.results += rows
         self.rehearse_stop([row.topic for row in rows if row.topic and row.result is Outcome.DONE])
         if request.block_producers and self.waiting:
-            names = sorted(topic.source_topic for topic in self.waiting.values())
-            done.warnings.append(f"first, once nearly all is copied, {blocking_text(names)}")
-        if living_engine(self.destination.store, state.engine(request.mirror), DEFAULT_TIMEOUT_S) is None:
-            done.warnings.append("no engine is in charge: promote would run one itself")
-        if stored_settings(require_mirror(state, request.mirror).settings).sync_group_offsets_enabled:
-            done.warnings += skipped_groups(state, request.mirror, self.waiting)
-            done.warnings += other_topics_of_groups(self.source, state, request.mirror, self.waiting.values())
+            done.warnings.append(f"first, once nearly all is copied, {blocking_text(self.waiting.values())}")
+        done.warnings += dry_run_warnings(
+            self.destination, self.source, self.checker, state, request.mirror, self.waiting, list(topics.values())
+        )
 
 
 NO_OTHER: tuple[Step[_Promotion], ...] = (
@@ -485,11 +487,10 @@ PROMOTE: tuple[Step[_Promotion], ...] = (
         "record that the topics wait to be promoted",
         _Promotion.begin,
         _Promotion.find_begun,
-        rehearse=lambda promotion: promotion.claim.foresee(promotion.waiting),
     ),
     Step(
         "finish what an interrupted promote has begun to stop",
-        _Promotion.finish_begun,
+        _Promotion.finish_first,
         rehearse=_Promotion.rehearse_begun,
         needed=lambda promotion: bool(promotion.begun),
     ),

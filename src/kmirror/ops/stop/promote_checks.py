@@ -19,7 +19,14 @@ from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
 from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.base.context import Destination, as_kmirror_error, naming_cluster, require_mirror, source_client
+from kmirror.ops.base.context import (
+    Destination,
+    as_kmirror_error,
+    naming_cluster,
+    now_ms,
+    require_mirror,
+    source_client,
+)
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.groups.commit import reason_text
 from kmirror.ops.groups.sync import final_sync
@@ -28,9 +35,11 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.stop.promote_readiness import ReadinessChecker
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.engine_identity import living_engine
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.sync.setting_changes import sync_settings
+from kmirror.state.store import DEFAULT_TIMEOUT_S
+from kmirror.sync.setting_changes import retention_notes, sync_settings
 from kmirror.words import visible
 from kmirror.work import Watch
 
@@ -234,6 +243,31 @@ class FinalCheck:
             if row.result in (Outcome.TIMED_OUT, Outcome.FAILED):
                 why = f"group {row.group} is not at the same offset as at the source ({row.reason or 'moving'})"
                 self.blockers.setdefault(row.topic, why)
+
+
+def dry_run_warnings(
+    destination: Destination,
+    source: ClusterClient,
+    checker: ReadinessChecker,
+    state: State,
+    mirror: str,
+    waiting: Mapping[str, TopicRecord],
+    left: Collection[TopicRecord],
+) -> list[str]:
+    """Return what an operator should know before a promote of the `waiting`; the stop of those not `left` had begun."""
+    warnings = [
+        f"{partition} exists on the destination only: nothing was copied to it"
+        for topic in left
+        for partition in checker.extra_partitions(topic)
+    ]
+    warnings += retention_notes(waiting.values(), now_ms())
+    warnings += missing_beginnings(destination, source, mirror, left)
+    if living_engine(destination.store, state.engine(mirror), DEFAULT_TIMEOUT_S) is None:
+        warnings.append("no engine is in charge: promote would run one itself")
+    if stored_settings(require_mirror(state, mirror).settings).sync_group_offsets_enabled:
+        warnings += skipped_groups(state, mirror, waiting)
+        warnings += other_topics_of_groups(source, state, mirror, waiting.values())
+    return warnings
 
 
 def skipped_groups(state: State, mirror: str, topics: Collection[str]) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, seconds_left
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.commands import on_mirror
+from kmirror.engine.driver.growth import add_partitions
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.base.context import Destination, naming_cluster, now_ms, source_client
+from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms, source_client
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.show.open_transactions import abort_command, open_transactions
 from kmirror.ops.stop.report import LastReport, last_reports
@@ -25,7 +26,9 @@ from kmirror.words import counted, listed
 #: Instead of a count: the topic of that name is not the one that is mirrored.
 ANOTHER = "another topic has its name now"
 _SOURCE_S, _DESTINATION_S = 10.0, 30.0
-_MOST_NAMED = 5
+_MOST_NAMED, _MOST_ADDED = 5, 10
+#: Least time between two attempts to add partitions.
+_ADD_AGAIN_S = 5.0
 #: A copy this far behind its source is close enough to block producers until it has the rest.
 _CLOSE_S = 5.0
 
@@ -90,7 +93,9 @@ class ReadinessChecker:
         #: Where the logs of partitions begin at the source that nobody copies.
         self._starts: dict[TopicPartition, int] = {}
         #: The topics to which partitions could not be added.
-        self.lacking: Mapping[str, Lacking] = {}
+        self._lacking: Mapping[str, Lacking] = {}
+        #: When partitions were last added, by `time.monotonic`.
+        self._added_at = -math.inf
         #: By topic, how many partitions it has here.
         self._here: dict[str, int] = {}
         #: Brokers of the source that did not answer when its ends were last asked for.
@@ -199,9 +204,19 @@ class ReadinessChecker:
         """Return the partitions of the source that do not belong to the mirror yet."""
         return range(topic.partitions, self._count(topic))
 
-    def grown(self, topics: Iterable[TopicRecord]) -> list[tuple[TopicRecord, int]]:
-        """Return the topics whose sources have more partitions than belong to the mirror, with their counts."""
-        return [(topic, self._count(topic)) for topic in topics if self._unmirrored(topic)]
+    def add_partitions(self, topics: Iterable[TopicRecord], say: Callable[[str], None]) -> None:
+        """Add the partitions that the sources of these topics have and the mirror lacks, for the engine to copy."""
+        grown = [(topic, self._count(topic)) for topic in topics if self._unmirrored(topic)]
+        if not grown or time.monotonic() - self._added_at < _ADD_AGAIN_S:
+            return
+        try:
+            found = add_partitions(self._destination.client, self._destination.store, grown, actor())
+            self._lacking = {topic: one for topic, one in found.items() if one is not None}
+            if added := [topic for topic, one in found.items() if one is None]:
+                say(f"partitions that the source has added are mirrored too: {listed(added, _MOST_ADDED)}")
+        except (KmirrorError, OutcomeUnknown) as error:
+            self._lacking = {topic.topic: Lacking(count, None, str(error)) for topic, count in grown}
+        self._added_at = time.monotonic()
 
     def extra_partitions(self, topic: TopicRecord) -> list[TopicPartition]:
         """Return the partitions that only the destination has; none while those of the source are unknown."""
@@ -220,7 +235,7 @@ class ReadinessChecker:
         partitions = [TopicPartition(topic.topic, p) for p in self._unmirrored(topic)]
         named = listed([str(partition) for partition in partitions], _MOST_NAMED)
         is_are = "is" if len(partitions) == 1 else "are"
-        lacking = self.lacking.get(topic.topic)
+        lacking = self._lacking.get(topic.topic)
         why = f": {lacking.message}" if lacking is not None else ""
         return f"{named} {is_are} new at the source and not mirrored yet{why}"
 

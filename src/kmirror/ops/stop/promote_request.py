@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kmirror.commands import on_topics
-from kmirror.errors import KmirrorError, Reason
+from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import Missing, Readiness
+from kmirror.ops.stop.work import RUN_AGAIN
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
 from kmirror.words import listed
@@ -79,10 +80,17 @@ def waits_for_text(others: Sequence[str]) -> str:
     return f"it is ready and waits for {listed(others, 1)}"
 
 
-def not_stopped(topic: str, why: str, what: str, missing: Missing | None) -> TopicResult:
-    """Return the row of a topic that was not stopped in time."""
-    message = f"{topic} was not stopped, {why}: {what}"
-    hint = "it stays mirrored; run the same command again"
+def not_stopped(
+    topic: str, why: str, what: str, missing: Missing | None, unknown: str | None, *, begun: bool
+) -> TopicResult:
+    """Return the row of a topic that was not stopped in time; `begun`: its stop has begun and may be complete.
+
+    `unknown` is why it is unknown what it lacks now.
+    """
+    message = f"{topic} was not stopped, {why}: {f'what it lacks is unknown now: {unknown}' if unknown else what}"
+    if begun:
+        message = f"it is unknown whether {topic} was stopped: {unknown or why}"
+    hint = RUN_AGAIN if begun else "it stays mirrored; run the same command again"
     return TopicResult(topic, None, Outcome.TIMED_OUT, message, lag=missing.lag if missing else None, hint=hint)
 
 
@@ -94,12 +102,24 @@ def not_stopped_together(topic: str, failed: str, *, dry_run: bool = False) -> T
     return TopicResult(topic, None, Outcome.REFUSED, message, hint=hint)
 
 
-def lost_rows(topics: Iterable[str], error: KmirrorError) -> list[TopicResult]:
-    """Return the rows of topics that another promote has taken over."""
-    return [
-        TopicResult(one, None, Outcome.FAILED, f"{one} was not stopped: {error.message}", error.reason, hint=error.hint)
-        for one in topics
-    ]
+def lost_rows(topics: Iterable[str], begun: Collection[str], error: KmirrorError) -> list[TopicResult]:
+    """Return the rows of topics that are left because of an error, such as another promote having taken them over."""
+    rows = []
+    for one in topics:
+        message, reason = f"{one} was not stopped: {error.message}", error.reason
+        if one in begun:
+            message = f"it is unknown whether {one} was stopped: {error.message}"
+            # that a cluster does not answer must not mean that nothing was changed
+            reason = None if isinstance(error, UnreachableError) else reason
+        rows.append(TopicResult(one, None, Outcome.FAILED, message, reason, hint=error.hint or RUN_AGAIN))
+    return rows
+
+
+def taken_row(name: str, topic: TopicRecord | None) -> TopicResult:
+    """Return the row of a waiting topic that another command has stopped or taken over."""
+    why = f"stopped by another command ({topic.stop_reason})" if topic and topic.stop_reason else "taken over"
+    hint = "check with `kmirror describe` and `kmirror events`"
+    return TopicResult(name, None, Outcome.FAILED, f"{name} was {why} meanwhile", Reason.FENCED, hint=hint)
 
 
 def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bool) -> list[TopicResult]:
@@ -120,10 +140,11 @@ def dry_run_rows(readiness: Readiness, blockers: dict[str, str], *, together: bo
     return rows
 
 
-def blocking_text(topics: Sequence[str]) -> str:
-    """Return what --block-producers does at the source for these source topics."""
+def blocking_text(topics: Iterable[TopicRecord]) -> str:
+    """Return what --block-producers does at the source for the sources of these topics."""
+    names = sorted(topic.source_topic for topic in topics)
     return (
-        f"the source would deny WRITE to everyone but its super users on {listed(topics, _MOST_NAMED)}, and "
+        f"the source would deny WRITE to everyone but its super users on {listed(names, _MOST_NAMED)}, and "
         "refuse their records from then on"
     )
 
