@@ -373,3 +373,13 @@ def test_every_loss_is_gone_past_where_that_is_the_policy() -> None:
 
 def test_filler_that_a_broker_had_back_after_its_death_is_trimmed_again() -> None:
     assert verdict(seen(source_log_start=60, filler_end=50)) == Copy(100, trim_to=50)
+
+
+def test_nothing_is_trimmed_that_the_source_has() -> None:
+    """A new leader of the source may have an older log start; and a client may have written what looks like filler."""
+    assert verdict(seen(source_log_start=50, filler_end=50)) == Copy(100, trim_to=50)
+    assert verdict(seen(source_log_start=10, filler_end=50), first_offset=50) == Copy(100, trim_to=50)
+    found = verdict(seen(source_log_start=1, filler_end=50))
+    assert isinstance(found, Wait)
+    assert (found.trouble.reason, found.trouble.permanent_after_retries) == (Reason.SOURCE_DIVERGED, True)
+    assert "prepared to start at offset 50" in found.trouble.message

@@ -42,9 +42,9 @@ _TAIL_READ_LIMITS = ReadLimits(
     is_source_alike=True,
     is_destination_committed=False,
 )
-#: One batch, usually the first of the log, shows whether it is filler.
+#: One batch, usually the first of the log, shows whether it is filler; then all of that is read.
 _FILLER_READ_LIMITS = replace(
-    _TAIL_READ_LIMITS, at_once=128, first_bytes=16 << 10, stretch_bytes=16 << 10, most_bytes=16 << 10
+    _TAIL_READ_LIMITS, at_once=128, first_bytes=16 << 10, stretch_bytes=1 << 20, most_bytes=1 << 20
 )
 
 

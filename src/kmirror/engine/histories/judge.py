@@ -23,8 +23,9 @@ topic mean nothing, and a failed lookup comes before everything.
    → Fail DESTINATION_WRITTEN
 8. the destination lost records of ours, and what remains proves nothing → Fail DESTINATION_TRUNCATED, unless this loss
    was accepted
-9. the destination ends with filler above its target: the source now starts lower than before. A new leader whose
-   retention lags will catch up; anything else would skip existing records → Wait, as long as a failure is retried
+9. the destination begins with filler that ends above its target: the source now starts lower than before. A new
+   leader whose retention lags will catch up; anything else would skip or delete existing records → Wait, as long as a
+   failure is retried
 10. the destination ends with filler, or is empty, and must start after its end → AdvanceStart. If filler ends exactly
     there → AdvanceStart too: the filler must still be trimmed
 11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this or any such loss was accepted
@@ -342,9 +343,10 @@ def _lost_tail(assignment: Assignment, acknowledged: int | None, facts: Facts) -
 def _beginning(assignment: Assignment, facts: Facts, first_offset: int, begun: bool) -> AdvanceStart | Wait | None:
     end = facts.destination_log_end
     to = max(facts.source_log_start, first_offset)
-    if facts.only_filler and end > to:
+    filled = end if facts.only_filler else facts.filler_end or 0
+    if filled > to:
         message = (
-            f"mirror topic {assignment.destination} was prepared to start at offset {end}, where the source's log"
+            f"mirror topic {assignment.destination} was prepared to start at offset {filled}, where the source's log"
             f" started; now the source starts at {to}"
         )
         return Wait(Trouble(Reason.SOURCE_DIVERGED, message, permanent_after_retries=True))
