@@ -12,6 +12,8 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK, batch_headers
+from kmirror.cluster.protocol.filler import filler_batch
+from kmirror.engine.clock import now_ms
 from kmirror.engine.histories.judge import AdvanceStart, Copy, ForeignWriters, TailMatch, Wait
 from kmirror.errors import Reason
 from kmirror_sandbox.cluster import SandboxCluster
@@ -74,6 +76,33 @@ def test_filler_that_is_back_is_trimmed_again_whatever_follows_it(pair: Pair) ->
         facts, verdict = pair.inspect(topic)
         assert isinstance(verdict, Copy)
         assert verdict.trim_to is None
+
+
+@pytest.mark.parametrize("start", [0, 500])
+def test_copied_records_that_look_like_filler_are_kept(pair: Pair, start: int) -> None:
+    """A client of the source can write the same bytes."""
+    topic = pair.topic()
+    if start:
+        produce(pair.source, topic, start)
+        delete_records(pair.source, topic, start)
+    produce(pair.source, topic, 10)
+    with pair.at_copy(topic) as copy:
+        fill(copy, start)
+    pair.copy(topic, start + 10)
+    planted = filler_batch(20, now_ms())
+    with pair.at(topic) as source, pair.at_copy(topic) as copy:
+        assert source.append_as_is(bytearray(planted)).error_code == 0
+        assert copy.append(planted, start + 10) == (0, start + 10)
+    facts, verdict = pair.inspect(topic)
+    assert (facts.tail, facts.filler_end) == (TailMatch.SAME, start or None)
+    assert verdict == Copy(start + 30, trim_to=start or None)
+    delete_records(pair.source, topic, start + 30)
+    facts, verdict = pair.inspect(topic)
+    assert (facts.only_filler, facts.filler_end) == (False, start or None)
+    assert verdict == Copy(start + 30, trim_to=start or None)
+    produce(pair.source, topic, 5)
+    delete_records(pair.source, topic, start + 31)
+    assert failure(pair.inspect(topic)[1]) == (Reason.SOURCE_TRUNCATED, start + 30)
 
 
 def test_filler_is_not_built_upon_where_the_source_has_records(pair: Pair) -> None:

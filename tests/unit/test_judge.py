@@ -373,3 +373,37 @@ def test_every_loss_is_gone_past_where_that_is_the_policy() -> None:
 
 def test_filler_that_a_broker_had_back_after_its_death_is_trimmed_again() -> None:
     assert verdict(seen(source_log_start=60, filler_end=50)) == Copy(100, trim_to=50)
+
+
+def test_nothing_is_trimmed_that_the_source_has() -> None:
+    """A new leader of the source may have an older log start; and a client may have written what looks like filler."""
+    assert verdict(seen(source_log_start=50, filler_end=50)) == Copy(100, trim_to=50)
+    assert verdict(seen(source_log_start=10, filler_end=50), first_offset=50) == Copy(100, trim_to=50)
+    found = verdict(seen(source_log_start=1, filler_end=50))
+    assert isinstance(found, Wait)
+    assert (found.trouble.reason, found.trouble.permanent_after_retries) == (Reason.SOURCE_DIVERGED, True)
+    assert "prepared to start at offset 50" in found.trouble.message
+
+
+def test_what_was_copied_is_no_filler() -> None:
+    """A client of the source wrote what looks like it, and it is all that is left; the source has lost what follows."""
+    left = FILLING | {"destination_log_start": 90}
+    found = verdict(seen(**left), 100, begun=True)
+    assert isinstance(found, Fail)
+    assert (found.reason, found.offset) == (Reason.SOURCE_TRUNCATED, 100)
+    # a source that retention has emptied
+    assert verdict(seen(**left | {"source_log_start": 100}), 100, begun=True) == Copy(100)
+    # the filler of a new log may start above 0: its source was trimmed again before it was copied
+    assert verdict(seen(**left), 100) == AdvanceStart(120)
+
+
+@pytest.mark.parametrize("acknowledged", [None, 100, 120, 130])
+def test_a_log_that_an_election_threw_back_into_its_filler_is_filled_again(acknowledged: int | None) -> None:
+    """Also after an interruption, and by another lane that does not know what was copied."""
+    assert verdict(seen(**FILLING), acknowledged, begun=True) == AdvanceStart(120)
+
+
+def test_a_log_back_in_its_filler_skips_nothing_that_was_never_copied() -> None:
+    found = verdict(seen(**FILLING), 110, begun=True)
+    assert isinstance(found, Fail)
+    assert (found.reason, found.offset) == (Reason.DESTINATION_TRUNCATED, 100)

@@ -258,7 +258,7 @@ def test_filler_at_the_end_is_reported() -> None:
     source = Log([batch(90_000, 5)], start=90_000)
     finding, reads = compare(source, Log(filler_end=500))
     assert finding == TailFinding(producer_id=OWN_ID, only_filler=True)
-    assert reads == [(499, None)]
+    assert reads == [(499, None), (0, None)]
     assert found(source, Log(filler_end=90_000)).only_filler
 
 
@@ -276,14 +276,29 @@ def test_filler_is_ours_or_none() -> None:
 
 
 @pytest.mark.parametrize("section_bytes", [1, WHOLE])
-def test_filler_is_seen_through_markers_but_not_through_records(section_bytes: int) -> None:
-    """Also where the walk back would step over them."""
+def test_a_log_with_anything_else_is_not_only_filler(section_bytes: int) -> None:
+    """Also where the walk back would step over it."""
     source = Log([batch(90_000, 5)], start=90_000)
     markers = [marker(offset) for offset in range(500, 510)]
-    assert found(source, Log(markers, filler_end=500), section_bytes=section_bytes).only_filler
+    assert not found(source, Log(markers, filler_end=500), section_bytes=section_bytes).only_filler
     for index in range(10):
         hidden_record = [*markers[:index], ours(500 + index), *markers[index + 1 :]]
         assert not found(source, Log(hidden_record, filler_end=500), section_bytes=section_bytes).only_filler
+
+
+@pytest.mark.parametrize("section_bytes", [1, WHOLE])
+def test_a_copied_record_that_looks_like_filler_hides_nothing(section_bytes: int) -> None:
+    """A client of the source wrote it, and the source has deleted or cleaned it since."""
+    records = tuple(record(o)._replace(timestamp=1, key=FILLER_KEY, value=None, headers=()) for o in range(90, 100))
+    planted = LogBatch(90, 99, records, 1, codec="zstd", producer_id=OWN_ID)
+    for begin in ([ours(0, 90)], [marker(o) for o in range(90)], [ours(80, 10)]):
+        copy = Log([*begin, planted], start=begin[0].base_offset)
+        for source in (Log([batch(900, 5)], start=900), Log(start=100)):
+            assert found(source, copy, section_bytes=section_bytes) == TailFinding(producer_id=OWN_ID)
+    copy = Log([ours(0, 90), planted])
+    same, other = Log([batch(0, 90), batch(100)]), Log([batch(0, 90, "t"), batch(100)])
+    assert found(same, copy, section_bytes=section_bytes).tail is TailMatch.SAME
+    assert found(other, copy, section_bytes=section_bytes).tail is TailMatch.DIFFERENT
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ the trim see them, so none may read then.
 from __future__ import annotations
 
 import struct
-from functools import cache
+from functools import cache, lru_cache
 
 import cramjam
 
@@ -68,10 +68,15 @@ def is_filler(batch: memoryview) -> bool:
         return False
     if last_offset_delta != count - 1:
         return False
+    return _are_records(bytes(batch[BATCH_OVERHEAD:]), count)
+
+
+@lru_cache(maxsize=4)  # of many batches of filler all but the last have the same bytes
+def _are_records(section: bytes, count: int) -> bool:
     expected = _records(count)
     records = bytearray(len(expected))  # an application's batch may expand to any size; this takes no more
     try:
-        size = cramjam.zstd.decompress_into(batch[BATCH_OVERHEAD:], records)
+        size = cramjam.zstd.decompress_into(section, records)
     except cramjam.DecompressionError:
         return False
     return bool(size == len(expected) and records == expected)

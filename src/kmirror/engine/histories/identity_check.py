@@ -115,7 +115,11 @@ def _missing_partition(side: TopicSide, assignment: Assignment, found: ClusterMe
     """Return the trouble of a partition that its topic does not have, or that has no leader."""
     name, topic = side.topic(assignment), found.topics[side.topic(assignment)]
     if assignment.partition not in topic.partitions:
-        if side is AT_SOURCE and assignment.source_topic_id not in (None, topic.printed_topic_id):
+        known, shown = side.topic_id(assignment), topic.printed_topic_id
+        if known is not None and shown is None:
+            what = f"{side.name} topic {name}: no partition {assignment.partition}, but no topic id either; retrying"
+            return Trouble(side.unreachable, what)
+        if side is AT_SOURCE and known not in (None, shown):
             number = counted(len(topic.partitions), "partition")
             fewer = f"source topic reset detected: source topic {name} was deleted and created again, with {number}"
             return Trouble(Reason.PARTITIONS_DECREASED, fewer, True)

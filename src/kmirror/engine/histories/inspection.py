@@ -42,9 +42,9 @@ _TAIL_READ_LIMITS = ReadLimits(
     is_source_alike=True,
     is_destination_committed=False,
 )
-#: One batch, usually the first of the log, shows whether it is filler.
+#: One batch, usually the first of the log, shows whether it is filler; then all of that is read.
 _FILLER_READ_LIMITS = replace(
-    _TAIL_READ_LIMITS, at_once=128, first_bytes=16 << 10, stretch_bytes=16 << 10, most_bytes=16 << 10
+    _TAIL_READ_LIMITS, at_once=128, first_bytes=16 << 10, stretch_bytes=1 << 20, most_bytes=1 << 20
 )
 
 
@@ -149,9 +149,8 @@ class Inspector:
             facts, end = suspects[a], reading.result
             if isinstance(end, Unreadable):
                 found[a] = Facts(trouble=_tail_trouble(a, end))
-            # filler up to the end is still being written; otherwise source records or markers follow it
             elif end is not None and facts.destination_log_start < end < facts.destination_log_end:
-                found[a] = replace(facts, only_filler=False, filler_end=end)
+                found[a] = replace(facts, filler_end=end)
         return found
 
     def _with_forks(self, differing: Mapping[Assignment, Facts]) -> dict[Assignment, Facts]:
@@ -307,8 +306,8 @@ def _ends(facts: Facts) -> LogEnds:
 
 
 def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
-    """Return True if the destination starts at 0, but should start later."""
-    if facts.trouble or facts.destination_log_start:
+    """Return True if the destination starts at 0, but should start later, and has more than filler."""
+    if facts.trouble or facts.destination_log_start or facts.only_filler:
         return False
     return facts.destination_log_end > 0 and max(facts.source_log_start, assignment.first_offset) > 0
 

@@ -23,10 +23,12 @@ topic mean nothing, and a failed lookup comes before everything.
    → Fail DESTINATION_WRITTEN
 8. the destination lost records of ours, and what remains proves nothing → Fail DESTINATION_TRUNCATED, unless this loss
    was accepted
-9. the destination ends with filler above its target: the source now starts lower than before. A new leader whose
-   retention lags will catch up; anything else would skip existing records → Wait, as long as a failure is retried
-10. the destination ends with filler, or is empty, and must start after its end → AdvanceStart. If filler ends exactly
-    there → AdvanceStart too: the filler must still be trimmed
+9. the destination begins with filler that ends above its target: the source now starts lower than before. A new
+   leader whose retention lags will catch up; anything else would skip or delete existing records → Wait, as long as a
+   failure is retried
+10. the destination has only filler, or is empty, and must start after its end → AdvanceStart. If filler ends exactly
+    there → AdvanceStart too: the filler must still be trimmed. If source records were there before, only a log that
+    starts at 0 counts as filler, which an unclean election brought back
 11. the source starts after the destination's end → Fail SOURCE_TRUNCATED, unless this or any such loss was accepted
 12. else → Copy; filler at the start of the destination, back after it was trimmed, is trimmed again
 
@@ -36,7 +38,7 @@ that one side has emptied all lead to that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
@@ -110,7 +112,7 @@ class Facts:
     tail_producer_id: int | None = None
     #: The lowest offset that was found to differ.
     differs_at: int | None = None
-    #: The destination ends with our filler: it has no source records.
+    #: The destination has nothing but our filler.
     only_filler: bool = False
     #: The destination ends with records of another writer, and nothing was found to compare.
     unproven: bool = False
@@ -190,6 +192,8 @@ def judge(
     """
     if facts.trouble:
         return Wait(facts.trouble)
+    if begun and facts.only_filler and not _is_back_in_filler(acknowledged, facts, first_offset):
+        facts = replace(facts, only_filler=False)
     return (
         _wrong_identity(assignment, facts)
         or _fenced(assignment, facts)
@@ -339,12 +343,23 @@ def _lost_tail(assignment: Assignment, acknowledged: int | None, facts: Facts) -
     )
 
 
+def _is_back_in_filler(acknowledged: int | None, facts: Facts, first_offset: int) -> bool:
+    """Return whether a destination that had source records has lost them all, and can be filled and copied again.
+
+    Filler begins at 0; what is left of a log that starts later are copied records that only look like it. And what the
+    source has deleted before it was copied would be skipped silently.
+    """
+    end, to = facts.destination_log_end, max(facts.source_log_start, first_offset)
+    return facts.destination_log_start == 0 and not (acknowledged is not None and end < acknowledged < to)
+
+
 def _beginning(assignment: Assignment, facts: Facts, first_offset: int, begun: bool) -> AdvanceStart | Wait | None:
     end = facts.destination_log_end
     to = max(facts.source_log_start, first_offset)
-    if facts.only_filler and end > to:
+    filled = end if facts.only_filler else facts.filler_end or 0
+    if filled > to:
         message = (
-            f"mirror topic {assignment.destination} was prepared to start at offset {end}, where the source's log"
+            f"mirror topic {assignment.destination} was prepared to start at offset {filled}, where the source's log"
             f" started; now the source starts at {to}"
         )
         return Wait(Trouble(Reason.SOURCE_DIVERGED, message, permanent_after_retries=True))

@@ -12,11 +12,12 @@ has a hole: compaction has removed what was there. Two logs
 The destination is read backwards from its end, at distances that double, and the source at the same offsets, until the
 first stretch where they agree or contradict each other. Usually that is one read of each.
 
-Two things are found on the way. Our filler at the destination's end means that the log is still being filled up to its
-start. And records of another writer where the source has holes, or shows nothing yet, may never have been copied. The
-first records below them that agree decide: those of a mirror contradict them, because the later writer was no mirror;
-those of another writer excuse them, because then the log was adopted with them in it. If nothing below them agrees,
-this stays unknown.
+Two things are found on the way. A log of nothing but our filler is still being filled up to its start; if other batches
+precede or follow it, what looks like filler is a copied record, or filler that is back after it was trimmed. And
+records of another writer where the source has holes, or shows nothing yet, may never have been copied. The first
+records below them that agree decide: those of a mirror contradict them, because the later writer was no mirror; those
+of another writer excuse them, because then the log was adopted with them in it. If nothing below them agrees, this
+stays unknown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import NamedTuple
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.filler import is_filler
 from kmirror.cluster.protocol.isolation import BatchKind
+from kmirror.engine.histories.filler_end import find_filler_end
 from kmirror.engine.histories.judge import TailMatch
 from kmirror.engine.histories.stretches import LogEnds, Read, Sections, Side, StoredBatch, Stretch, stretch_of
 
@@ -153,10 +155,6 @@ class _TailWalk:
         low, distance = end, 1
         while True:
             batches = [batch for batch in stretch.batches if batch.base_offset < low]
-            if not self._has_data and stretch.high < end and self._is_filler(batches):
-                # what was skipped between the filler and the end must be read too
-                batches = yield from self._covering("destination", stretch.low, end)
-                low = end
             found = (yield from self._compare_skipped(stretch.high, low)) or (
                 yield from self._compare_batches(batches, low)
             )
@@ -239,7 +237,9 @@ class _TailWalk:
             theirs = yield from self._covering("source", low, high)
             compared = _compare(batches, theirs, low, high)
         if compared.agreement is None and not self._has_data and self._is_filler(batches):
-            return self._finding(TailMatch.NOTHING, only_filler=True)
+            start, end = self._ends.destination_start, self._ends.destination_end
+            if (yield from find_filler_end(start, end, self._producer_id)) == end:
+                return self._finding(TailMatch.NOTHING, only_filler=True)
         self._has_data = self._has_data or any(batch.shows_records for batch in batches)
         if compared.contradiction:
             differs_at, producer_id = compared.contradiction

@@ -51,6 +51,8 @@ def is_there(client: ClusterClient, topic: str, topic_id: str | None) -> bool:
     Raises KmirrorError: the brokers do not say.
     """
     found = described_topic(client, topic)
+    if found is not None and found.printed_topic_id is None and topic_id is not None:
+        raise KmirrorError(f"the destination shows topic {topic} without its topic id", "run the command again")
     return found is not None and found.printed_topic_id == topic_id
 
 

@@ -260,7 +260,7 @@ def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | N
     found = described_topic(destination.client, work.topic)
     if found is None:
         return True
-    if found.printed_topic_id == work.topic_id:
+    if found.printed_topic_id in (None, work.topic_id):
         return False
     is_ours = (
         made is not None

@@ -126,6 +126,7 @@ class TopicRebuilder:
             require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
             record, rebuild = _claimed(state, self._mirror, topic)
             found = _require_topic(source, record.source_topic)
+            _require_id(found, record.source_topic_id, "source")
             RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
 
     def _tasks(self) -> Runner:
@@ -346,6 +347,7 @@ class RebuildAttempt:
             if error.code != Code.TOPIC_ALREADY_EXISTS:
                 raise
         made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
+        _require_id(made, record.destination_topic_id, "destination")
         # created by us before an interruption, or by another client, for instance through auto-creation
         ends = _bounds(client, topic, len(made.partitions))
         is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
@@ -437,6 +439,12 @@ def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
     if found is None or found.error_code or not found.partitions:
         raise UnreachableError(f"the source has no topic {name} now", "it is rebuilt once it exists again")
     return found
+
+
+def _require_id(found: TopicMetadata, known: str | None, cluster: str) -> None:
+    """Raise UnreachableError if the id of a topic that had one is not shown: a later topic would not be noticed."""
+    if known is not None and found.printed_topic_id is None:
+        raise UnreachableError(f"the {cluster} shows topic {found.name} without its topic id", "kmirror retries it")
 
 
 def _is_within(now: tuple[int, int], then: tuple[int, int]) -> bool:

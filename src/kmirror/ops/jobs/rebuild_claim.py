@@ -79,11 +79,13 @@ def settings_of(client: ClusterClient, topic: str) -> TopicSettings:
 def _require_gone(mirror: MirrorRecord, topic: str, topic_id: str, *, consented: bool) -> None:
     with source_client(mirror.source, mirror.source_cluster_id) as source:
         answers = source.ask_each(source.metadata([]).brokers.values(), exchange([topic]))
-        shown = [found.topics.get(topic) for found in answers if found is not None]
+        shown = [one for found in answers if found is not None and (one := found.topics.get(topic)) is not None]
+        known = [one for one in shown if one.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION]
         is_silent = None in answers and not consented
-        if is_silent or any(one is not None and one.printed_topic_id == topic_id for one in shown):
+        if is_silent or any(one.printed_topic_id in (None, topic_id) for one in known):
             raise UnreachableError(
-                f"source topic {topic} ({topic_id}) may still exist: one of the brokers knows it, or does not answer",
+                f"source topic {topic} ({topic_id}) may still exist: a broker knows it, or shows no topic id, "
+                "or does not answer",
                 "kmirror retries it; check that all of the source's brokers are up and can reach its controllers",
             )
 
