@@ -16,10 +16,14 @@ from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
     NO_TAGS,
+    Api,
+    Exchange,
     compact_string,
     decodes,
+    framed,
     read_compact_string,
     read_unsigned_varint,
+    request_header,
     skip_tagged_fields,
     unsigned_varint,
 )
@@ -53,16 +57,16 @@ def describe(
     return decode_described(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
 
 
-def alter(
-    connection: Connection, group: str, offsets: Mapping[TopicPartition, int], timeout: float
-) -> dict[TopicPartition, int]:
-    """Set a group's offsets and return an error code for each; 0 for success.
+def altering(group: str, offsets: Mapping[TopicPartition, int]) -> Exchange:
+    """Return the request that sets a group's offsets; its answer is an error code for each, 0 for success."""
 
-    Raises:
-        OutcomeUnknown: no whole answer in time.
-        FrameError: an answer that cannot be read.
-    """
-    return decode_altered(connection.ask(ALTER_API_KEY, _VERSION, encode_alter(group, offsets), timeout), offsets)
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        return framed(request_header(ALTER_API_KEY, version, correlation_id, client_id) + encode_alter(group, offsets))
+
+    def decode(frame: memoryview, _: int) -> tuple[dict[TopicPartition, int], int]:
+        return decode_altered(frame, offsets), 0
+
+    return Exchange(Api(ALTER_API_KEY, "AlterShareGroupOffsets", _VERSION, _VERSION), encode, decode)
 
 
 def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
