@@ -143,7 +143,8 @@ def age_note(state: State, mirror: MirrorRecord, source_seen_ms: int | None) -> 
     if late_ms <= _LATE_MS + 1000 * settings.sync_group_offsets_interval_seconds:
         if not checked.unreadable:
             return None
-        more = f" and {len(checked.unreadable) - 1} more" if len(checked.unreadable) > 1 else ""
+        count = max(checked.unreadable_count, len(checked.unreadable))
+        more = f" and {count - 1} more" if count > 1 else ""
         return (
             f"offsets of group {visible(checked.unreadable[0])}{more} could not be synced at "
             f"{at_time(checked.time_ms)}: what they have read since they were last synced, they read again"

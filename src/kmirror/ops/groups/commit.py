@@ -134,7 +134,7 @@ def carry_out(
     """
     work = _Work(destination, here, mirror, allowed, refusals)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        is_due = may_note and _is_due(noted, _first(unreadable))
+        is_due = may_note and not is_still_true(noted, unreadable)
         if not is_due and not any(_is_news(plan, refusals.reasons.get(plan.group)) for plan in plans):
             return CommitResult()
         work.carry_out(plans, seconds)
@@ -142,12 +142,15 @@ def carry_out(
     return CommitResult([row for rows in work.rows.values() for row in rows], work.skipped, work.undone)
 
 
-def _first(unread: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(unread)[:MOST_UNREADABLE])
+def _unread(groups: Collection[str]) -> tuple[tuple[str, ...], int]:
+    return tuple(sorted(groups)[:MOST_UNREADABLE]), len(groups)
 
 
-def _is_due(noted: GroupsRecord | None, unread: tuple[str, ...]) -> bool:
-    return noted is None or noted.unreadable != unread or now_ms() - noted.time_ms >= _NOTE_MS
+def is_still_true(noted: GroupsRecord | None, unreadable: Collection[str]) -> bool:
+    """Return whether what is stored of the last check is recent, and as many groups are unreadable now."""
+    if noted is None or now_ms() - noted.time_ms >= _NOTE_MS:
+        return False
+    return (noted.unreadable, max(noted.unreadable_count, len(noted.unreadable))) == _unread(unreadable)
 
 
 def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
@@ -291,7 +294,8 @@ class _Work:
         self, plans: Sequence[GroupPlan] | None, noted: GroupsRecord | None, unreadable: Collection[str]
     ) -> None:
         """Record undone groups as before, and that these plans were all; None if that is not known."""
-        unread = _first({*unreadable, *self.undone})
+        unread = {*unreadable, *self.undone}
+        is_due = plans is not None and not is_still_true(noted, unread)
         back = [self._stored[group] for group in self.undone if group in self._stored]
 
         def decide(state: State) -> Changes:
@@ -299,11 +303,12 @@ class _Work:
                 return Changes()
             same = [(old, new) for old, new in back if state.group(self._mirror, new.group) == new]
             records: list[GroupRecord | GroupsRecord] = [old for old, _ in same if old is not None]
-            if plans is not None and _is_due(noted, unread):
-                records.append(GroupsRecord(self._mirror, now_ms(), sum(one.knows_source for one in plans), unread))
+            if plans is not None and is_due:
+                count = sum(one.knows_source for one in plans)
+                records.append(GroupsRecord(self._mirror, now_ms(), count, *_unread(unread)))
             return Changes(tuple(records), tuple(new.key for old, new in same if old is None))
 
-        if back or (plans is not None and _is_due(noted, unread)):
+        if back or is_due:
             change(self._destination, self._mirror, decide)
 
 
