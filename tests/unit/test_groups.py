@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.groups.share_offsets import decode_altered, decode_described, encode_alter
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
@@ -337,6 +338,8 @@ def test_share_groups_answers() -> None:
     asked = [TopicPartition("t", 0), TopicPartition("t", 1)]
     assert decode_altered(memoryview(ALTERED), asked) == {asked[0]: 0, asked[1]: 68}
     assert decode_described(memoryview(DESCRIBED)) == {"g": (0, {asked[0]: 5})}
+    lacks_an_end = DESCRIBED.replace(b"\1\0\0\0\0", b"\1\0\5\0\0", 1)
+    assert decode_described(memoryview(lacks_an_end)) == {"g": (Code.LEADER_NOT_AVAILABLE, {})}
     refused = bytes.fromhex("00000007 00 00000000 0044 00 01 00")
     assert decode_altered(memoryview(refused), asked) == dict.fromkeys(asked, 68)
     assert encode_alter("g", {asked[1]: 7, asked[0]: 5}) == bytes.fromhex(
