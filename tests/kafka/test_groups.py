@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -23,7 +24,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.trim import delete_records
 from kmirror.engine.spark.conf import SparkOptions
-from kmirror.errors import ExitCode, Reason, UnreachableError, UsageError
+from kmirror.errors import ExitCode, Reason, TimedOutError, UnreachableError, UsageError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
@@ -245,9 +246,10 @@ def test_stopped_while_a_sync_is_under_way(scene: GroupScene, monkeypatch: pytes
 def test_held_up_for_long_nothing_is_set_any_more(scene: GroupScene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.at_source(40)
     with monkeypatch.context() as patch:
-        times = iter((0.0, 6.0))
+        times = itertools.chain((0.0, 0.0), itertools.repeat(6.0))
         patch.setattr(group_commit, "boottime", lambda: next(times))
-        scene.sync()
+        with pytest.raises(TimedOutError, match=f"offsets of 1 group were not committed in time: {scene.group}"):
+            scene.sync()
     assert scene.here() is None
     scene.sync()
     assert scene.here() == 40
@@ -446,7 +448,7 @@ def test_a_group_that_cannot_be_read_at_the_source_is_not_shown_as_synced(
         # what is said of it at a stop is not said of the others
         note = age_note(state, require_mirror(state, scene.mirror), known.time_ms)
         assert note is not None
-        assert note.startswith(f"offsets of group {scene.group} could not be read from the source at 20")
+        assert note.startswith(f"offsets of group {scene.group} could not be synced at 20")
         reasons = {row.group: row.reason for row in describe_groups(scene.destination, scene.mirror)}
         assert reasons == {scene.group: GroupReason.UNKNOWN_NOW, other: None}
     scene.sync()

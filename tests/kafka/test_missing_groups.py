@@ -10,8 +10,11 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest
 from kafka.protocol.consumer import JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
-from kmirror.cluster.protocol.group_offsets import GroupKind
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination
@@ -157,3 +160,28 @@ def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
             return False
 
     wait_until(is_over)
+
+
+@pytest.mark.slow
+def test_a_share_groups_offset_is_not_absent_while_its_partition_has_no_leader(three_brokers: SandboxCluster) -> None:
+    """Its coordinator asks that leader for the log's end, and returns an error instead of the offset without it."""
+    cluster, group = three_brokers, unique_topic("g")
+    with ClusterClient(client_config(cluster.client_properties())) as client:
+        groups = ClusterGroups(client)
+        # makes sure that it has a coordinator
+        assert groups.committed({group: GroupKind.CONSUMER}) == {group: {}}
+        coordinator = find_coordinators(client, KeyType.GROUP, [group], 30)[group]
+        assert not isinstance(coordinator, int), coordinator
+        leader = next(broker.node_id for broker in cluster.brokers if broker.node_id != coordinator[0])
+        at, wanted = TopicPartition(create_topic(cluster, replicas=[[leader]]), 0), {group: GroupKind.SHARE}
+        assert groups.commit(group, GroupKind.SHARE, {at: Committed(0)}) == {at: 0}
+        assert groups.committed(wanted) == {group: {at: Committed(0)}}
+        cluster.kill(leader)
+        try:
+            wait_until(lambda: leader not in client.metadata([]).brokers)
+            wait_until(lambda: groups.committed(wanted)[group] == Code.LEADER_NOT_AVAILABLE)
+            with pytest.raises(UnreachableError, match=f"committed offsets of group {group} are unknown"):
+                committed_on(client, at.topic)
+        finally:
+            revived(cluster)
+        wait_until(lambda: groups.committed(wanted) == {group: {at: Committed(0)}})

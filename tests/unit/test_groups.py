@@ -7,12 +7,17 @@ from dataclasses import replace
 import pytest
 
 from kmirror.cluster.groups.share_offsets import decode_altered, decode_described, encode_alter
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import FrameError
-from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.ops.groups.at_stop import age_note
+from kmirror.ops.groups.commit import is_still_true
+from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.record_kinds import decode, encode
+from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import now_ms
 from kmirror.sync.group_changes import (
     GroupPlan,
     GroupView,
@@ -333,6 +338,8 @@ def test_share_groups_answers() -> None:
     asked = [TopicPartition("t", 0), TopicPartition("t", 1)]
     assert decode_altered(memoryview(ALTERED), asked) == {asked[0]: 0, asked[1]: 68}
     assert decode_described(memoryview(DESCRIBED)) == {"g": (0, {asked[0]: 5})}
+    lacks_an_end = DESCRIBED.replace(b"\1\0\0\0\0", b"\1\0\5\0\0", 1)
+    assert decode_described(memoryview(lacks_an_end)) == {"g": (Code.LEADER_NOT_AVAILABLE, {})}
     refused = bytes.fromhex("00000007 00 00000000 0044 00 01 00")
     assert decode_altered(memoryview(refused), asked) == dict.fromkeys(asked, 68)
     assert encode_alter("g", {asked[1]: 7, asked[0]: 5}) == bytes.fromhex(
@@ -344,3 +351,20 @@ def test_share_groups_answers() -> None:
 def test_a_share_groups_answer_that_ends_too_early(size: int) -> None:
     with pytest.raises(FrameError):
         decode_described(memoryview(DESCRIBED[:size]))
+
+
+def test_groups_after_the_last_of_too_many_names_may_be_unreadable() -> None:
+    mirror, names = MirrorRecord("m", {}, {}, None, "eve@ops", 0), tuple(f"g{number:03}" for number in range(100))
+    noted = GroupsRecord("m", 1_000, 5, names, 150)
+    groups = ("a", "g050", "g100", "z")
+    assert [noted.may_lack(group) for group in groups] == [False, True, True, True]
+    assert [replace(noted, unreadable_count=0).may_lack(group) for group in groups] == [False, True, False, False]
+    assert "group g000 and 149 more " in (age_note(State.of([mirror, noted]), mirror, 1_000) or "")
+    assert decode(*encode(noted)) == noted
+
+
+@pytest.mark.parametrize(("count", "is_due"), [(150, False), (149, True)])
+def test_that_one_more_group_is_unreadable_is_stored(count: int, is_due: bool) -> None:
+    unreadable = {f"g{number:03}" for number in range(150)}
+    noted = GroupsRecord("m", now_ms(), 5, tuple(sorted(unreadable)[:100]), count)
+    assert is_still_true(noted, unreadable) is not is_due

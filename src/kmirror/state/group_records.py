@@ -80,6 +80,7 @@ class GroupRecord:
         return self.offsets.get(topic, {}).get(partition, ())
 
 
+#: How many groups a record names.
 MOST_UNREADABLE = 100
 
 
@@ -87,15 +88,22 @@ MOST_UNREADABLE = 100
 class GroupsRecord:
     """When all groups of a mirror were last checked; written about once a minute.
 
-    `unreadable` are source groups whose offsets could not be read then, at most `MOST_UNREADABLE` of them.
+    `unreadable` are source groups whose offsets could not be read or committed then, sorted, the first
+    `MOST_UNREADABLE` of them, and `unreadable_count` is their number.
     """
 
     mirror: str
     time_ms: int
     groups: int
     unreadable: tuple[str, ...] = ()
+    unreadable_count: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str | int, ...]:
         return ("groups", self.mirror)
+
+    def may_lack(self, group: str) -> bool:
+        """Return whether a source group is one of the unreadable: after the last of too many names, any may be."""
+        is_cut = self.unreadable_count > len(self.unreadable)
+        return group in self.unreadable or (is_cut and group > self.unreadable[-1])

@@ -13,11 +13,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import LEAST_S, ClusterClient, seconds_left
-from kmirror.cluster.connection import Connection
+from kmirror.cluster.connection import Connection, exchange_of
 from kmirror.cluster.coordinators import KeyType, find_coordinators
 from kmirror.cluster.groups import group_members, share_offsets, streams_groups
 from kmirror.cluster.groups.group_members import DescribedGroup
@@ -25,8 +27,9 @@ from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import NOT_COORDINATOR, Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup, Offsets
 from kmirror.cluster.protocol.metadata import Broker, TopicPartition, by_topic
-from kmirror.cluster.protocol.wire import Api
+from kmirror.cluster.protocol.wire import Api, Exchange
 from kmirror.cluster.reaching import EACH_SECONDS
+from kmirror.cluster.threaded_calls import call_each
 from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 
 #: Error codes of these requests that `Code` does not name.
@@ -44,6 +47,8 @@ _OFFSET_FETCH_OF_MANY = 8
 _BY_NAME = 9
 #: One answer holds every partition of this many groups.
 _GROUPS_AT_ONCE = 50
+#: How many commits to send before the first is answered: at first, and at most, if that takes less than these seconds.
+_LEAST_COMMITS, _MOST_COMMITS, _PART_SECONDS = 8, 64, 0.5
 #: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
 #: The codes for a commit that does not fit into a batch of `__consumer_offsets`; brokers since 4.0 have only the first.
@@ -153,37 +158,52 @@ class ClusterGroups:
     def commit(
         self, group: str, kind: GroupKind, offsets: Offsets, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Commit offsets for a group, and return an error code for each; 0 for success.
+        """Commit offsets for one group, as `commit_all`; COORDINATOR_NOT_AVAILABLE if they were not sent."""
+        found = self.commit_all({group: (kind, offsets)}, timeout)
+        return found.get(group) or dict.fromkeys(offsets, int(Code.COORDINATOR_NOT_AVAILABLE))
+
+    def commit_all(
+        self, wanted: Mapping[str, tuple[GroupKind, Offsets]], timeout: float | None = None
+    ) -> dict[str, dict[TopicPartition, int]]:
+        """Commit offsets for groups, and return an error code for each; 0 for success.
+
+        All coordinators are asked at once, for several groups at a time, so that the distance counts once for many.
+        Groups for which nothing was sent in time are missing.
 
         What the brokers refuse at once is committed in parts: one commit is one batch of `__consumer_offsets`, of at
         most its `max.message.bytes`. A request without an answer is repeated: the same offsets may be committed twice.
-        With REQUEST_TIMED_OUT or BROKER_NOT_AVAILABLE it is unknown whether they were committed.
+        With codes for which that may help, it is unknown whether they were committed.
 
         Raises:
             UnreachableError: no broker answers.
         """
 
         def ask(connection: Connection, some: Sequence[str], timeout: float) -> dict[str, Any]:
-            if kind is not GroupKind.SHARE:
-                return {group: _worst_of(_commit(connection, group, offsets, timeout))}
-            if not share_offsets.are_supported(connection):
-                return {group: UNSUPPORTED_VERSION}
-            wanted = {partition: committed.offset for partition, committed in offsets.items()}
-            return {group: _worst_of(share_offsets.alter(connection, group, wanted, timeout))}
+            knows_shares = share_offsets.are_supported(connection)
+            requests = {
+                group: _committing(group, *wanted[group])
+                for group in some
+                if knows_shares or wanted[group][0] is not GroupKind.SHARE
+            }
+            unsupported = dict.fromkeys(set(some) - requests.keys(), UNSUPPORTED_VERSION)
+            answers = _asked_in_parts(connection, requests, timeout)
+            sent.update(answers)
+            return unsupported | answers
 
-        seconds = timeout or self._timeout
-        began = time.monotonic()
-        answer = self._per_coordinator([group], ask, seconds)[group]
-        codes = dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
-        left = seconds - (time.monotonic() - began)
-        if len(offsets) == 1 or left <= 0 or not TOO_LARGE.issuperset(codes.values()):
-            return codes
-        partitions = sorted(offsets)
-        first = {at: offsets[at] for at in partitions[: len(partitions) // 2]}
-        second = {at: offsets[at] for at in partitions[len(partitions) // 2 :]}
-        codes = self.commit(group, kind, first, left)
-        left = seconds - (time.monotonic() - began)
-        return codes | (self.commit(group, kind, second, left) if left > 0 else {})
+        seconds, sent = timeout or self._timeout, set[str]()
+        deadline = time.monotonic() + seconds
+        found: dict[str, dict[TopicPartition, int]] = {}
+        for group, answer in self._per_coordinator(sorted(wanted), ask, seconds).items():
+            if group not in sent and isinstance(answer, int) and answer in COORDINATOR_MOVED:
+                continue
+            kind, offsets = wanted[group]
+            found[group] = dict.fromkeys(offsets, answer) if isinstance(answer, int) else answer
+            if len(offsets) > 1 and TOO_LARGE.issuperset(found[group].values()):
+                partitions = sorted(offsets)
+                for part in partitions[: len(partitions) // 2], partitions[len(partitions) // 2 :]:
+                    if (left := deadline - time.monotonic()) > 0:
+                        found[group] |= self.commit(group, kind, {at: offsets[at] for at in part}, left)
+        return found
 
     def described(self, groups: Mapping[str, ListedGroup]) -> dict[str, DescribedGroup | int]:
         """Return groups with their members and the topics that these read, or the error code of a group.
@@ -249,7 +269,7 @@ class ClusterGroups:
     ) -> dict[str, Any]:
         """Ask each group's coordinator; an answer that is an int is an error code, and retried if it is transient.
 
-        No coordinator is waited for longer than `patience_s`, and none is asked again after that.
+        All coordinators are asked at once. None is waited for longer than `patience_s`, nor asked again after that.
         """
         began = time.monotonic()
         deadline = began + timeout
@@ -264,14 +284,9 @@ class ClusterGroups:
                 node_id = self._coordinators.get(group, -1)
                 if node_id in self._brokers:
                     by_node[node_id].append(group)
-            for asked, (node_id, some) in enumerate(by_node.items()):
-                broker = self._brokers[node_id]
-                left = min(_share_of_time(deadline, len(by_node) - asked), patience_s)
-                try:
-                    connection = self.client.connect(node_id, broker.host, broker.port, timeout=left)
-                    found |= ask(connection, some, left)
-                except (OutcomeUnknown, UnreachableError):
-                    found |= dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
+            left = min(_share_of_time(deadline, 2 if len(by_node) > 1 else 1), patience_s)
+            for answers in call_each(partial(self._ask, ask, left), by_node.items(), "kmirror-coordinators"):
+                found |= answers
             missing = [
                 group for group in missing if isinstance(found[group], int) and found[group] in COORDINATOR_MOVED
             ]
@@ -282,6 +297,19 @@ class ClusterGroups:
             self.client.pause(attempt)
             attempt += 1
 
+    def _ask(
+        self,
+        ask: Callable[[Connection, Sequence[str], float], dict[str, Any]],
+        timeout: float,
+        coordinated: tuple[int, Sequence[str]],
+    ) -> dict[str, Any]:
+        node_id, some = coordinated
+        broker = self._brokers[node_id]
+        try:
+            return ask(self.client.connect(node_id, broker.host, broker.port, timeout=timeout), some, timeout)
+        except (OutcomeUnknown, UnreachableError):
+            return dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
+
     def _find(self, groups: Iterable[str], deadline: float) -> dict[str, int]:
         """Look up the coordinators of groups; return an error code for each that has none now."""
         left = seconds_left(deadline)
@@ -291,7 +319,7 @@ class ClusterGroups:
 
 
 def _share_of_time(deadline: float, count: int) -> float:
-    """Return the seconds for one of `count` brokers: if it does not answer, there is time left for the others."""
+    """Return the seconds for one of `count` questions: if it is not answered, there is time left for the others."""
     return max(LEAST_S, seconds_left(deadline) / count)
 
 
@@ -341,7 +369,27 @@ def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dic
     return found
 
 
-def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float) -> dict[TopicPartition, int]:
+def _asked_in_parts(connection: Connection, requests: Mapping[str, Exchange], timeout: float) -> dict[str, Any]:
+    """Send requests, more at a time while they are answered soon; return what is known of those sent in time."""
+    deadline, left = time.monotonic() + timeout, list(requests)
+    found: dict[str, Any] = {}
+    size, took = _LEAST_COMMITS, 0.0
+    while left and (seconds := deadline - time.monotonic()) > took:
+        some, left = left[:size], left[size:]
+        try:
+            answers = connection.request_all([requests[group] for group in some], timeout=seconds)
+        except OutcomeUnknown:
+            return found | dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
+        found |= {group: _worst_of(codes) for group, codes in zip(some, answers, strict=True)}
+        took = seconds - (deadline - time.monotonic())
+        size = min(2 * size, _MOST_COMMITS) if took < _PART_SECONDS else max(size // 2, 1)
+    return found
+
+
+def _committing(group: str, kind: GroupKind, offsets: Offsets) -> Exchange:
+    """Return the request that commits offsets; its answer is an error code for each."""
+    if kind is GroupKind.SHARE:
+        return share_offsets.altering(group, {at: committed.offset for at, committed in offsets.items()})
     topic_type = kafka.OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     wanted: defaultdict[str, list[Any]] = defaultdict(list)
@@ -359,7 +407,13 @@ def _commit(connection: Connection, group: str, offsets: Offsets, timeout: float
     request = kafka.OffsetCommitRequest(
         group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics
     )
-    return _codes_in(connection.request(request, highest=_BY_NAME, timeout=timeout))
+    sent = exchange_of(request, highest=_BY_NAME)
+
+    def decode(frame: memoryview, version: int) -> tuple[dict[TopicPartition, int], int]:
+        answer, throttle_time_ms = sent.decode(frame, version)
+        return _codes_in(answer), throttle_time_ms
+
+    return replace(sent, decode=decode)
 
 
 def _delete(

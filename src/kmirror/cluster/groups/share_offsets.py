@@ -1,7 +1,8 @@
 """DescribeShareGroupOffsets (90) and AlterShareGroupOffsets (91), version 0: share groups' start offsets (KIP-932).
 
 A share group has one offset per partition, the first that is not acknowledged yet; -1 before first use. Describe: no
-topics means all of the group's. Alter creates the group if it does not exist; NON_EMPTY_GROUP (68) if it has members.
+topics means all of the group's; a coordinator that cannot ask a partition's leader for its end gives an error instead
+of the offset. Alter creates the group if it does not exist; NON_EMPTY_GROUP (68) if it has members.
 Encoded by hand, since no Python library knows these requests.
 """
 
@@ -11,15 +12,20 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from kmirror.cluster.connection import Connection
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import (
     INT16,
     INT32,
     NO_TAGS,
+    Api,
+    Exchange,
     compact_string,
     decodes,
+    framed,
     read_compact_string,
     read_unsigned_varint,
+    request_header,
     skip_tagged_fields,
     unsigned_varint,
 )
@@ -43,7 +49,7 @@ def are_supported(connection: Connection) -> bool:
 def describe(
     connection: Connection, groups: Sequence[str], timeout: float
 ) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
-    """Return each group's error code and the offsets that it has.
+    """Return each group's error code and the offsets that it has; LEADER_NOT_AVAILABLE if one of them is not known.
 
     Raises:
         OutcomeUnknown: no whole answer in time.
@@ -53,16 +59,16 @@ def describe(
     return decode_described(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
 
 
-def alter(
-    connection: Connection, group: str, offsets: Mapping[TopicPartition, int], timeout: float
-) -> dict[TopicPartition, int]:
-    """Set a group's offsets and return an error code for each; 0 for success.
+def altering(group: str, offsets: Mapping[TopicPartition, int]) -> Exchange:
+    """Return the request that sets a group's offsets; its answer is an error code for each, 0 for success."""
 
-    Raises:
-        OutcomeUnknown: no whole answer in time.
-        FrameError: an answer that cannot be read.
-    """
-    return decode_altered(connection.ask(ALTER_API_KEY, _VERSION, encode_alter(group, offsets), timeout), offsets)
+    def encode(correlation_id: int, version: int, client_id: str) -> bytes:
+        return framed(request_header(ALTER_API_KEY, version, correlation_id, client_id) + encode_alter(group, offsets))
+
+    def decode(frame: memoryview, _: int) -> tuple[dict[TopicPartition, int], int]:
+        return decode_altered(frame, offsets), 0
+
+    return Exchange(Api(ALTER_API_KEY, "AlterShareGroupOffsets", _VERSION, _VERSION), encode, decode)
 
 
 def encode_alter(group: str, offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -89,20 +95,22 @@ def decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartit
         group, position = read_compact_string(frame, position)
         topics, position = read_unsigned_varint(frame, position)
         offsets: dict[TopicPartition, int] = {}
+        is_known = True
         for _ in range(topics - 1):
             topic, position = read_compact_string(frame, position)
             partitions, position = read_unsigned_varint(frame, position + _TOPIC_ID_SIZE)
             for _ in range(partitions - 1):
-                partition, offset, _, error_code = _DESCRIBED.unpack_from(frame, position)
+                partition, offset, _, code = _DESCRIBED.unpack_from(frame, position)
                 _, position = read_compact_string(frame, position + _DESCRIBED.size)
                 position = skip_tagged_fields(frame, position)
-                if error_code == 0 and offset >= 0:
+                is_known &= not code
+                if not code and offset >= 0:
                     offsets[TopicPartition(topic or "", partition)] = offset
             position = skip_tagged_fields(frame, position)
         (error_code,) = INT16.unpack_from(frame, position)
         _, position = read_compact_string(frame, position + INT16.size)
         position = skip_tagged_fields(frame, position)
-        found[group or ""] = (error_code, offsets)
+        found[group or ""] = (error_code if is_known else error_code or int(Code.LEADER_NOT_AVAILABLE), offsets)
     return found
 
 

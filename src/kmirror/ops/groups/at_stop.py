@@ -35,8 +35,6 @@ from kmirror.words import at_time, counted, listed, visible
 _NAMED = 20
 #: A sync stores about once a minute that it has read all groups. One that is later than its interval and this is late.
 _LATE_MS = 120_000
-#: How many groups are set under one look at the stored topics: within the seconds that a commit may take.
-_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,11 @@ class GroupsAtStop:
         if unknown := {row.group for row in self.results if row.result is Outcome.FAILED}:
             what = f"offsets of {counted(len(unknown), 'group')} on the destination are unknown"
             sentences.append(f"{what}: {_named(unknown)}")
+        if late := {row.group for row in self.results if row.result is Outcome.TIMED_OUT} - without.keys():
+            what = (
+                f"offsets of {counted(len(late), 'group')} on the destination are outside the log and could not be set"
+            )
+            sentences.append(f"{what} in time: {_named(late)}")
         return [*sentences, *refused_sentences(row for row in self.results if row.from_offset is not None)]
 
 
@@ -116,15 +119,11 @@ def clamp_groups(
             rows += _vanished(record, view, everywhere, ranges)
         if rows:
             plans.append(GroupPlan(record.group, name, GroupKind(record.kind), tuple(rows), record, knows_source=False))
-    for start in range(0, len(plans), _AT_ONCE):
-        some = plans[start : start + _AT_ONCE]
-        results += [_left_alone(plan, row) for plan in some for row in plan.rows if row.reason is not None]
-        if dry_run:
-            results += [_set_to(plan, row) for plan in some for row in plan.changes]
-        else:
-            results += carry_out(
-                destination, here, mirror, some, lambda _: everywhere, Refusals(), may_note=False
-            ).results
+    results += [_left_alone(plan, row) for plan in plans for row in plan.rows if row.reason is not None]
+    if dry_run:
+        results += [_set_to(plan, row) for plan in plans for row in plan.changes]
+    else:
+        results += carry_out(destination, here, mirror, plans, lambda _: everywhere, Refusals(), may_note=False).results
     return GroupsAtStop(tuple(results), tuple(unsynced))
 
 
@@ -144,9 +143,10 @@ def age_note(state: State, mirror: MirrorRecord, source_seen_ms: int | None) -> 
     if late_ms <= _LATE_MS + 1000 * settings.sync_group_offsets_interval_seconds:
         if not checked.unreadable:
             return None
-        more = f" and {len(checked.unreadable) - 1} more" if len(checked.unreadable) > 1 else ""
+        count = max(checked.unreadable_count, len(checked.unreadable))
+        more = f" and {count - 1} more" if count > 1 else ""
         return (
-            f"offsets of group {visible(checked.unreadable[0])}{more} could not be read from the source at "
+            f"offsets of group {visible(checked.unreadable[0])}{more} could not be synced at "
             f"{at_time(checked.time_ms)}: what they have read since they were last synced, they read again"
         )
     return (

@@ -1,20 +1,22 @@
 """Commit group offsets on the destination, as planned.
 
 The offsets are recorded first, under the mirror's lock, where the topics are checked once more: nothing is committed
-for a topic that an operator has stopped. Commits that are not sent within seconds after that are dropped. If brokers
-refuse an offset because of a limit, the limit is named.
+for a topic that an operator has stopped. For commits that are not sent within seconds after that, this is done again;
+the groups that have waited longest come first, and what is left undone is recorded as it was before. If brokers refuse
+an offset because of a limit, the limit is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import OFFSETS_TOPIC, TOO_LARGE, ClusterGroups
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.group_offsets import Committed
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
@@ -29,6 +31,11 @@ from kmirror.words import visible
 
 #: No offset is committed later than this after the topics were checked.
 _COMMIT_S = 5.0
+#: How long what was read of the destination's groups is good enough to follow the source: others may commit there.
+FRESH_S = 10.0
+#: How many groups are recorded at once.
+_AT_ONCE = 500
+_UNCONFIRMED = "no broker has confirmed its offset in time"
 #: How often to store that all groups were checked, if nothing else is stored.
 _NOTE_MS = 60_000
 
@@ -58,10 +65,14 @@ _TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The results of plans, one per offset, and the groups that are skipped from now on."""
+    """The results of plans, one per offset, the groups that are skipped from now on, and the groups still to be done.
 
-    results: list[GroupResult]
-    newly_skipped: list[GroupRecord]
+    `undone` are groups of the source whose new offsets were not committed in time.
+    """
+
+    results: list[GroupResult] = field(default_factory=list)
+    newly_skipped: list[GroupRecord] = field(default_factory=list)
+    undone: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -110,56 +121,36 @@ def carry_out(
     may_note: bool = True,
     noted: GroupsRecord | None = None,
     unreadable: Collection[str] = (),
+    seconds: float = math.inf,
 ) -> CommitResult:
-    """Record the offsets of plans, and commit them.
+    """Record the offsets of plans, and commit them, as long as that proceeds and for about so many seconds.
 
     `allowed` returns the topics that may be changed in a state. `refusals` is updated. With `may_note` it is stored
-    about once a minute that all groups were checked, but for those that are `unreadable` at the source; `noted` is what
-    is stored of that.
+    about once a minute that all groups were checked, but for those that are `unreadable` at the source or were left
+    undone; `noted` is what is stored of that.
 
     Raises:
-        KmirrorError: as `ops.base.context.change`, and nothing was committed; or the destination stopped answering.
+        KmirrorError: as `ops.base.context.change`; or the destination stopped answering.
     """
-    unread = tuple(sorted(unreadable)[:MOST_UNREADABLE])
-    decided: list[GroupPlan] = []
-    skipped: list[GroupRecord] = []
-    decided_at = 0.0
-
-    def decide(state: State) -> Changes:
-        nonlocal decided_at
-        decided_at = boottime()
-        decided.clear()
-        skipped.clear()
-        at = now_ms()
-        if state.mirror(mirror) is None:
-            return Changes()
-        topics = allowed(state)
-        records: list[GroupRecord | GroupsRecord] = []
-        for plan in plans:
-            if state.group(mirror, plan.group) != plan.record:
-                continue  # another operation changed it meanwhile
-            kept = restricted(plan, topics)
-            decided.append(kept)
-            record = recorded(kept, mirror, at, refusals.reasons.get(plan.group), refusals.details.get(plan.group))
-            if record is None or record == plan.record:
-                continue
-            records.append(record)
-            if record.skipped is not None and (plan.record is None or plan.record.skipped is not record.skipped):
-                skipped.append(record)
-        if may_note:
-            records.append(GroupsRecord(mirror, at, sum(plan.knows_source for plan in plans), unread))
-        return Changes(tuple(records))
-
-    results: list[GroupResult] = []
+    work = _Work(destination, here, mirror, allowed, refusals)
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
-        is_due = may_note and (noted is None or noted.unreadable != unread or now_ms() - noted.time_ms >= _NOTE_MS)
+        is_due = may_note and not is_still_true(noted, unreadable)
         if not is_due and not any(_is_news(plan, refusals.reasons.get(plan.group)) for plan in plans):
-            return CommitResult([], [])
-        change(destination, mirror, decide)
-        for plan in decided:
-            if plan.changes:
-                results += _set(here, plan, refusals, _COMMIT_S - (boottime() - decided_at))
-    return CommitResult(results, skipped)
+            return CommitResult()
+        work.carry_out(plans, seconds)
+        work.finish(plans if may_note else None, noted, unreadable)
+    return CommitResult([row for rows in work.rows.values() for row in rows], work.skipped, work.undone)
+
+
+def _unread(groups: Collection[str]) -> tuple[tuple[str, ...], int]:
+    return tuple(sorted(groups)[:MOST_UNREADABLE]), len(groups)
+
+
+def is_still_true(noted: GroupsRecord | None, unreadable: Collection[str]) -> bool:
+    """Return whether what is stored of the last check is recent, and as many groups are unreadable now."""
+    if noted is None or now_ms() - noted.time_ms >= _NOTE_MS:
+        return False
+    return (noted.unreadable, max(noted.unreadable_count, len(noted.unreadable))) == _unread(unreadable)
 
 
 def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
@@ -167,51 +158,166 @@ def _is_news(plan: GroupPlan, refused: GroupReason | None) -> bool:
     return bool(plan.changes or plan.returned) or plan.skipped_with(refused) is not before
 
 
-def _set(here: ClusterGroups, plan: GroupPlan, refusals: Refusals, seconds: float) -> list[GroupResult]:
-    """Commit a group's offsets, unless it is too late; without their metadata where the brokers refuse it."""
-    wanted: dict[TopicPartition, Committed] = {row.topic_partition: row.target for row in plan.changes}
-    codes: dict[TopicPartition, int] = {}
-    if seconds > 0:
-        deadline = boottime() + seconds
-        codes = here.commit(plan.destination_group, plan.kind, wanted, seconds)
-        refused = {at: codes[at] for at in codes if codes[at] in _METADATA_REFUSED and wanted[at].metadata}
-        if refused and (left := deadline - boottime()) > 0:
-            bare = {at: Committed(wanted[at].offset) for at in refused}
-            codes |= here.commit(plan.destination_group, plan.kind, bare, left)
-            done = {at: code for at, code in refused.items() if codes[at] == 0}
-            if done:
-                shortest = min(metadata_length(wanted[at].metadata) for at in done)
-                refusals.longest_metadata = shortest - 1
-                refusals.note(plan.group, GroupReason.METADATA_REFUSED, metadata_limit(here.client, set(done.values())))
+def _order(plan: GroupPlan) -> tuple[bool, int]:
+    """Sort what is new before what is committed again, and by how long it has waited."""
+    return all(row.again for row in plan.changes), plan.record.time_ms if plan.record else 0
+
+
+class _Work:
+    """Plans that are carried out, so many at a time."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        here: ClusterGroups,
+        mirror: str,
+        allowed: Callable[[State], MirroredTopics],
+        refusals: Refusals,
+    ) -> None:
+        self._destination, self._here, self._mirror = destination, here, mirror
+        self._allowed, self._refusals = allowed, refusals
+        #: The results by group of the source.
+        self.rows: dict[str, list[GroupResult]] = {}
+        self.skipped: list[GroupRecord] = []
+        self.undone: list[str] = []
+        #: What was stored for a group, before and now; without those whose offsets may have been committed.
+        self._stored: dict[str, tuple[GroupRecord | None, GroupRecord]] = {}
+
+    def carry_out(self, plans: Iterable[GroupPlan], seconds: float) -> None:
+        """Carry them out, those that wait longest first, until no coordinator commits any or the time is over."""
+        until, in_vain = boottime() + seconds, 0
+        todo = sorted((plan for plan in plans if plan.changes), key=_order)
+        some = [plan for plan in plans if not plan.changes]
+        while True:
+            some, todo = some + todo[:_AT_ONCE], todo[_AT_ONCE:]
+            decided, decided_at = self._record(some)
+            asked = [plan for plan in decided if plan.changes]
+            left = self._commit(asked, decided_at + _COMMIT_S)
+            in_vain = in_vain + len(left) if len(left) == len(asked) else 0
+            todo, some = todo + left, []
+            if len(todo) <= in_vain or boottime() > until:
+                break
+        for plan in todo:
+            self.rows.setdefault(plan.group, self._results(plan, {}, {}))
+        self.undone = [plan.group for plan in todo if not all(row.again for row in plan.changes)]
+
+    def _record(self, plans: Iterable[GroupPlan]) -> tuple[list[GroupPlan], float]:
+        """Record the offsets of plans; return what may be committed, and since when that is known."""
+        decided: list[GroupPlan] = []
+        skipped: list[GroupRecord] = []
+        records: list[GroupRecord] = []
+        decided_at = 0.0
+
+        def decide(state: State) -> Changes:
+            nonlocal decided_at
+            decided_at = boottime()
+            for found in (decided, skipped, records):
+                found.clear()
+            if state.mirror(self._mirror) is None:
+                return Changes()
+            topics, refusals = self._allowed(state), self._refusals
+            for plan in plans:
+                if state.group(self._mirror, plan.group) != plan.record:
+                    continue  # another operation changed it meanwhile
+                kept = restricted(plan, topics)
+                refused = refusals.reasons.get(plan.group), refusals.details.get(plan.group)
+                record = recorded(kept, self._mirror, now_ms(), *refused)
+                decided.append(replace(kept, record=record))
+                if record is None or record == plan.record:
+                    continue
+                records.append(record)
+                if record.skipped is not None and (plan.record is None or plan.record.skipped is not record.skipped):
+                    skipped.append(record)
+            return Changes(tuple(records))
+
+        change(self._destination, self._mirror, decide)
+        before = {plan.group: plan.record for plan in plans}
+        for record in records:
+            self._stored.setdefault(record.group, (before[record.group], record))
+        self.skipped += skipped
+        return decided, decided_at
+
+    def _commit(self, plans: Sequence[GroupPlan], until: float) -> list[GroupPlan]:
+        """Commit offsets, without their metadata where the brokers refuse it; return the plans that are still to do."""
+        found: Mapping[str, Mapping[TopicPartition, int]] = {}
+        bare: Mapping[str, Mapping[TopicPartition, int]] = {}
+        wanted = {plan.destination_group: (plan.kind, _targets(plan)) for plan in plans}
+        if wanted and (seconds := until - boottime()) > 0:
+            found = self._here.commit_all(wanted, seconds)
+            refused: dict[str, tuple[GroupKind, dict[TopicPartition, Committed]]] = {}
+            for group, answer in found.items():
+                kind, offsets = wanted[group]
+                some = {at: Committed(offsets[at].offset) for at, code in answer.items() if _refuses(offsets[at], code)}
+                if some:
+                    refused[group] = kind, some
+            if refused and (seconds := until - boottime()) > 0:
+                bare = self._here.commit_all(refused, seconds)
+        left = []
+        for plan in plans:
+            codes = found.get(plan.destination_group, {})
+            rows = self.rows[plan.group] = self._results(plan, codes, bare.get(plan.destination_group, {}))
+            if codes:
+                self._stored.pop(plan.group, None)
+            if any(row.result is Outcome.TIMED_OUT for row in rows):
+                left.append(plan)
+        return left
+
+    def _results(
+        self, plan: GroupPlan, codes: Mapping[TopicPartition, int], bare: Mapping[TopicPartition, int]
+    ) -> list[GroupResult]:
+        """Return a row for each offset, from the codes of its commit, and of the one without metadata."""
+        client, refusals, targets = self._here.client, self._refusals, _targets(plan)
+        refused = {at: code for at, code in codes.items() if _refuses(targets[at], code)}
+        codes, done = {**codes, **bare}, {at: code for at, code in refused.items() if bare.get(at) == 0}
+        if done:
+            refusals.longest_metadata = min(metadata_length(targets[at].metadata) for at in done) - 1
+            refusals.note(plan.group, GroupReason.METADATA_REFUSED, metadata_limit(client, set(done.values())))
+        elif codes and (bare or not refused):
+            refusals.forget(plan.group)
+        results = []
+        for row in plan.changes:
+            code = codes.get(row.topic_partition)
+            reason = None if code == 0 else GroupReason.UNKNOWN_NOW if code is None else reason_of(code)
+            if code and reason in LASTING_REASONS:
+                refusals.note(plan.group, reason, limit_text(client, code))
+                outcome = Outcome.REFUSED
             else:
-                refused = {}
-    else:
-        refused = {}
-    if not refused:
-        refusals.forget(plan.group)
-    results = []
-    for row in plan.changes:
-        code = codes.get(row.topic_partition)
-        reason = None if code == 0 else GroupReason.UNKNOWN_NOW if code is None else reason_of(code)
-        if code and reason in LASTING_REASONS:
-            refusals.note(plan.group, reason, limit_text(here.client, code))
-            outcome = Outcome.REFUSED
-        else:
-            outcome = Outcome.DONE if reason is None else Outcome.TIMED_OUT
-            if reason is None and (row.is_bare or row.topic_partition in refused):
-                reason = GroupReason.METADATA_REFUSED
-        results.append(
-            GroupResult(
-                plan.destination_group,
-                *row.topic_partition,
-                row.destination_offset,
-                row.target.offset,
-                outcome,
-                reason,
-                refusals.text(plan.group, reason),
-            )
-        )
-    return results
+                outcome = Outcome.DONE if reason is None else Outcome.TIMED_OUT
+                if reason is None and (row.is_bare or row.topic_partition in done):
+                    reason = GroupReason.METADATA_REFUSED
+            text = _UNCONFIRMED if outcome is Outcome.TIMED_OUT else refusals.text(plan.group, reason)
+            offsets = row.destination_offset, row.target.offset
+            results.append(GroupResult(plan.destination_group, *row.topic_partition, *offsets, outcome, reason, text))
+        return results
+
+    def finish(
+        self, plans: Sequence[GroupPlan] | None, noted: GroupsRecord | None, unreadable: Collection[str]
+    ) -> None:
+        """Record undone groups as before, and that these plans were all; None if that is not known."""
+        unread = {*unreadable, *self.undone}
+        is_due = plans is not None and not is_still_true(noted, unread)
+        back = [self._stored[group] for group in self.undone if group in self._stored]
+
+        def decide(state: State) -> Changes:
+            if state.mirror(self._mirror) is None:
+                return Changes()
+            same = [(old, new) for old, new in back if state.group(self._mirror, new.group) == new]
+            records: list[GroupRecord | GroupsRecord] = [old for old, _ in same if old is not None]
+            if plans is not None and is_due:
+                count = sum(one.knows_source for one in plans)
+                records.append(GroupsRecord(self._mirror, now_ms(), count, *_unread(unread)))
+            return Changes(tuple(records), tuple(new.key for old, new in same if old is None))
+
+        if back or is_due:
+            change(self._destination, self._mirror, decide)
+
+
+def _targets(plan: GroupPlan) -> dict[TopicPartition, Committed]:
+    return {row.topic_partition: row.target for row in plan.changes}
+
+
+def _refuses(committed: Committed, code: int | None) -> bool:
+    return bool(committed.metadata) and code in _METADATA_REFUSED
 
 
 def refused_sentences(rows: Iterable[GroupResult]) -> list[str]:

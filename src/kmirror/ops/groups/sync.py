@@ -16,11 +16,11 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
 from kmirror.engine.status.journal import Level
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, require_mirror, source_client
 from kmirror.ops.base.destination_job import JobDestination
 from kmirror.ops.base.topic_results import GroupResult, Outcome
-from kmirror.ops.groups.commit import CommitResult, Refusals, carry_out, reason_text
+from kmirror.ops.groups.commit import FRESH_S, CommitResult, Refusals, carry_out, reason_text
 from kmirror.ops.groups.expiry import Absences, GroupPartition, Renewals, is_forgotten
 from kmirror.ops.groups.group_facts import (
     SourceGroups,
@@ -81,19 +81,23 @@ class GroupSyncJob:
     def run(self, view: JobView) -> Iterable[JobEvent]:
         """Sync once. Raises KmirrorError or OutcomeUnknown; the next run does what was not done.
 
-        Groups that cannot be read at the source do not keep the others from being synced, but the run has failed.
+        Groups that cannot be read at the source do not keep the others from being synced, but the run has failed; so
+        it has if not all were committed in time.
         """
         if not view.settings.sync_group_offsets_enabled:
             return
         try:
-            found, events = self._run(view)
+            found, events, undone = self._run(view)
         except KmirrorError:
             self.close()
             raise
         yield from events
         _require_readable(found)
+        if undone:
+            what = f"offsets of {counted(len(undone), 'group')} were not committed in time"
+            raise TimedOutError(f"{what}: {listed(undone, 3)}", "the next sync begins with them")
 
-    def _run(self, view: JobView) -> tuple[SourceGroups, list[JobEvent]]:
+    def _run(self, view: JobView) -> tuple[SourceGroups, list[JobEvent], list[str]]:
         if self._source is not None and self._source[0] != view.mirror.source:
             self.close()
         destination, _ = self._open_here()
@@ -114,7 +118,7 @@ class GroupSyncJob:
         if found.groups and boottime() >= self._forgets_at:
             self._forgets_at = boottime() + _FORGET_EVERY_S
             self._forget(found, state, settings)
-        return found, events
+        return found, events, carried.undone
 
     def _commit(self, found: SourceGroups, state: State, settings: Settings, *, may_note: bool) -> CommitResult:
         """Commit what follows from the source, and what would expire at the destination or has vanished there."""
@@ -122,7 +126,6 @@ class GroupSyncJob:
         is_due = partial(self._renewals.is_due, now=began)
         longest = self._refusals.longest_metadata
         plans = plan_groups(found, here, state, self._mirror, settings, is_due=is_due, longest_metadata=longest)
-        plans = tuple(sorted(plans, key=lambda plan: all(row.again for row in plan.changes)))  # what is new comes first
         carried = carry_out(
             destination,
             here,
@@ -133,6 +136,7 @@ class GroupSyncJob:
             may_note=may_note,
             noted=state.groups_checked(self._mirror),
             unreadable=found.unreadable,
+            seconds=FRESH_S,
         )
         undone = {one.group for one in carried.results if one.result is not Outcome.DONE}
         renewed = {
@@ -327,6 +331,7 @@ def final_sync(
                 lambda now: mirrored_topics(now, mirror, topics),
                 refusals,
                 noted=state.groups_checked(mirror),
+                seconds=FRESH_S,
             )
             set_here |= {
                 (one.group, TopicPartition(one.topic, one.partition))

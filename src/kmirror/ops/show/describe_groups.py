@@ -26,7 +26,7 @@ from kmirror.settings.durations import format_duration
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.settings.table import Settings
-from kmirror.state.group_records import GroupReason, GroupRecord
+from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import MirrorRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.group_changes import GroupPlan, MirroredTopics
@@ -147,8 +147,7 @@ def _rows(
     stored = [record for record in records.values() if any(topic in wanted for topic in record.offsets)]
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         there = group_views(here, {record.destination_group: GroupKind(record.kind) for record in stored})
-    checked = state.groups_checked(mirror.name)
-    clock = _Clock(now_ms(), checked.time_ms, checked.unreadable) if checked else _Clock(now_ms(), None)
+    clock = _Clock(now_ms(), state.groups_checked(mirror.name))
     rows: list[GroupRow] = []
     for plan in plans:
         rows += _planned(plan, mirror.name, records.get(plan.group), clock, settings)
@@ -193,20 +192,19 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """The current time, and when an engine last checked all groups but the unreadable ones, in epoch milliseconds."""
+    """The current time in epoch milliseconds, and when an engine last checked all groups but the unreadable ones."""
 
     now_ms: int
-    checked_ms: int | None
-    unreadable: tuple[str, ...] = ()
+    checked: GroupsRecord | None
 
     def last_sync(self, record: GroupRecord | None, synced: int | None, found: int | None) -> int | None:
         """Return when the offset was last known to be correct."""
         if record is None or synced is None:
             return None
-        is_unread = self.checked_ms is None or record.group in self.unreadable
-        if record.skipped is not None or synced != found or is_unread:
+        checked = self.checked
+        if checked is None or record.skipped is not None or synced != found or checked.may_lack(record.group):
             return record.time_ms
-        return max(record.time_ms, self.checked_ms or 0)
+        return max(record.time_ms, checked.time_ms)
 
     def age(self, at_ms: int | None) -> int | None:
         """Return the age in milliseconds."""
