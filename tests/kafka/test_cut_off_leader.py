@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from confluent_kafka import ElectionType, Producer
@@ -29,9 +31,13 @@ from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.lane.reports.state_log import StateLog
 from kmirror.engine.spec import LaneSpec
-from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, TimedOutError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, RefusedError, TimedOutError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.failback.facts import bounds_of, require_unused
+from kmirror.ops.failback.progress import TopicStep, TopicWork
+from kmirror.ops.failback.recheck import require_untouched
+from kmirror.ops.jobs import rebuild
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.ends_in_charge import in_charge
@@ -483,3 +489,29 @@ def test_what_a_leader_that_is_cut_off_does_not_have_is_no_difference(
             produce(destination_cluster, topic, ["c"])
         delete_records(destination_cluster, emptied, 4)
         assert found() == [ExitCode.HISTORIES_DIFFER, ExitCode.REFUSED, ExitCode.REFUSED]
+
+
+@pytest.mark.slow
+def test_what_is_deleted_is_not_measured_by_a_leader_that_is_cut_off(split: SandboxCluster) -> None:
+    """What its successor had got was in no archive."""
+    wait_until(lambda: all_in_sync(split))
+    partition = TopicPartition(create_topic(split, replicas=[[2, 3, 1]]), 0)
+    produce(split, partition.topic, ["a", "b"])
+    with led_behind_the_back(split, partition) as (former, _), ClusterClient(client_config(at(former))) as client:
+        found = client.metadata([partition.topic]).topics[partition.topic]
+        here = cast(Destination, SimpleNamespace(client=client))
+        work = TopicWork(partition.topic, TopicStep.SAVED, found.printed_topic_id, ends={0: 2})
+        looks: list[Callable[[], object]] = [
+            lambda: bounds_of(client, [partition], "here"),
+            lambda: require_unused(here, {partition.topic: found}, 0.1),
+            lambda: require_untouched(here, work),
+            lambda: rebuild._bounds(client, partition.topic, 1),
+        ]
+        for look in looks:
+            with pytest.raises(TimedOutError, match=f"who leads {partition}( here)? is not certain: broker"):
+                look()
+    wait_until(lambda: all_in_sync(split))
+    with ClusterClient(client_config(at(former))) as client:
+        assert bounds_of(client, [partition], "here")[1] == {partition: 3}
+        with pytest.raises(RefusedError, match="it ended at 2, and ends at 3 now"):
+            require_untouched(cast(Destination, SimpleNamespace(client=client)), work)
