@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from confluent_kafka import ElectionType, Producer
@@ -28,12 +31,18 @@ from kmirror.engine.lane.reports.control import LaneControl
 from kmirror.engine.lane.reports.row_reports import RowChanges
 from kmirror.engine.lane.reports.state_log import StateLog
 from kmirror.engine.spec import LaneSpec
-from kmirror.errors import KmirrorError, OutcomeUnknown, TimedOutError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, RefusedError, TimedOutError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.failback.facts import bounds_of, require_unused
+from kmirror.ops.failback.progress import TopicStep, TopicWork
+from kmirror.ops.failback.recheck import require_untouched
+from kmirror.ops.jobs import rebuild
+from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.ends_in_charge import in_charge
 from kmirror.ops.stop.failover import failover
+from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.engine_identity import EngineIdentity
 from kmirror.state.internal_topics import STATE_TOPIC, STATE_TOPIC_SETTINGS
 from kmirror.state.lease import Lease
@@ -50,11 +59,15 @@ from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import QUICK_FAILOVER, MakeCluster, freeze, unique_topic
 from tests.support.lane import Mirror, fill
 from tests.support.leader import create_topic
-from tests.support.mirrors import make_topic, new_mirror, properties_of, selector
+from tests.support.mirrors import make_topic, new_mirror, produce, properties_of, selector
+from tests.support.real_logs import delete_records
 from tests.support.stores import state_store
 from tests.support.waiting import PATIENCE_S, wait_until
 
 _PARTITION = TopicPartition(STATE_TOPIC, 0)
+#: What is written through a new leader, as `produce` writes it.
+_LATE = "after the election"
+_LATE_MS = 1_700_000_000_000 + len(_LATE)
 
 
 @pytest.fixture(scope="module")
@@ -370,19 +383,20 @@ def test_serve_and_the_command_never_say_yes_for_both(source_cluster: SandboxClu
 
 @contextmanager
 def led_behind_the_back(
-    cluster: SandboxCluster, partition: TopicPartition
+    cluster: SandboxCluster, partition: TopicPartition, *others: TopicPartition
 ) -> Iterator[tuple[SandboxBroker, SandboxBroker]]:
     """Have a record written through a new leader; yield the former one, which does not know, and the new one.
 
-    Until the end there is no controller.
+    The same brokers lead `others`, to which it is written as well. Until the end there is no controller.
     """
     leader_id = leader_of(partition, cluster.brokers[0])
     former, newer = sorted(cluster.brokers[1:], key=lambda broker: broker.node_id != leader_id)
     freeze(cluster, former.node_id)
     try:
-        wait_until(lambda: leader_of(partition, cluster.brokers[0]) == newer.node_id)
         producer = Producer({**at(newer), "acks": "all"})
-        producer.produce(partition.topic, "after the election", partition=partition.partition)
+        for one in (partition, *others):
+            wait_until(lambda led=one: leader_of(led, cluster.brokers[0]) == newer.node_id)  # type: ignore[misc]
+            producer.produce(one.topic, _LATE, key=_LATE, partition=one.partition, timestamp=_LATE_MS)
         assert producer.flush(PATIENCE_S) == 0
         freeze(cluster, cluster.brokers[0].node_id)
         cluster.signal(former.node_id, signal.SIGCONT)
@@ -434,3 +448,70 @@ def test_a_source_leader_that_is_cut_off_is_left_and_nothing_is_judged_by_it(
             assert isinstance(unsure, Wait)
             assert f"whether broker {former.node_id} still leads {assignment.source} is not certain" in str(unsure)
     wait_until(lambda: all_in_sync(split))
+
+
+@pytest.mark.slow
+def test_what_a_leader_that_is_cut_off_does_not_have_is_no_difference(
+    split: SandboxCluster, destination_cluster: SandboxCluster
+) -> None:
+    """`verify` exited with 7, and `add --adopt` advised a failback, which archives and deletes."""
+    wait_until(lambda: all_in_sync(split))
+    made = [TopicPartition(create_topic(split, replicas=[[2, 3, 1]]), 0) for _ in range(3)]
+    topics = added, other, emptied = tuple(partition.topic for partition in made)
+    for topic in topics:
+        create_topic(destination_cluster, name=topic)
+        for cluster in (split, destination_cluster):
+            produce(cluster, topic, ["a", "b"])
+    with Destination.open(properties_of(destination_cluster)) as destination:
+        mirror = f"m-{uuid.uuid4().hex[:8]}"
+        # the broker that leads both, for as long as nothing happens
+        source = next(broker for broker in split.brokers if broker.node_id == leader_of(made[0], split.brokers[0]))
+        assert create(destination, mirror, at(source)).exit_code == 0
+        assert add(destination, mirror, selector(added), adopt=True).exit_code == 0
+
+        def found() -> list[ExitCode]:
+            adopted = [
+                add(destination, mirror, selector(topic), adopt=True, dry_run=True) for topic in (other, emptied)
+            ]
+            return [verify(destination, VerifyRequest(mirror)).exit_code, *(one.exit_code for one in adopted)]
+
+        for topic in topics:
+            produce(destination_cluster, topic, [_LATE])
+        delete_records(destination_cluster, emptied, 3)
+        with led_behind_the_back(split, *made) as (former, _):
+            assert former.node_id == source.node_id
+            # of the one without records, the newest leader says where its source ends
+            assert found() == [ExitCode.TIMED_OUT, ExitCode.TIMED_OUT, ExitCode.OK]
+        wait_until(lambda: all_in_sync(split))
+        assert found() == [ExitCode.OK] * 3
+        # a destination that does end later than its source still differs
+        for topic in topics:
+            produce(destination_cluster, topic, ["c"])
+        delete_records(destination_cluster, emptied, 4)
+        assert found() == [ExitCode.HISTORIES_DIFFER, ExitCode.REFUSED, ExitCode.REFUSED]
+
+
+@pytest.mark.slow
+def test_what_is_deleted_is_not_measured_by_a_leader_that_is_cut_off(split: SandboxCluster) -> None:
+    """What its successor had got was in no archive."""
+    wait_until(lambda: all_in_sync(split))
+    partition = TopicPartition(create_topic(split, replicas=[[2, 3, 1]]), 0)
+    produce(split, partition.topic, ["a", "b"])
+    with led_behind_the_back(split, partition) as (former, _), ClusterClient(client_config(at(former))) as client:
+        found = client.metadata([partition.topic]).topics[partition.topic]
+        here = cast(Destination, SimpleNamespace(client=client))
+        work = TopicWork(partition.topic, TopicStep.SAVED, found.printed_topic_id, ends={0: 2})
+        looks: list[Callable[[], object]] = [
+            lambda: bounds_of(client, [partition], "here"),
+            lambda: require_unused(here, {partition.topic: found}, 0.1),
+            lambda: require_untouched(here, work),
+            lambda: rebuild._bounds(client, partition.topic, 1),
+        ]
+        for look in looks:
+            with pytest.raises(TimedOutError, match=f"who leads {partition}( here)? is not certain: broker"):
+                look()
+    wait_until(lambda: all_in_sync(split))
+    with ClusterClient(client_config(at(former))) as client:
+        assert bounds_of(client, [partition], "here")[1] == {partition: 3}
+        with pytest.raises(RefusedError, match="it ended at 2, and ends at 3 now"):
+            require_untouched(cast(Destination, SimpleNamespace(client=client)), work)

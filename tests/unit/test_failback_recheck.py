@@ -10,10 +10,10 @@ import pytest
 
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.list_offsets import OffsetAnswer
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata, TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.engine.clock import now_ms
-from kmirror.errors import BrokerError, KmirrorError, RefusedError, UnreachableError
+from kmirror.errors import BrokerError, KmirrorError, RefusedError, TimedOutError, UnreachableError
 from kmirror.ops.add import archive_admin
 from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.progress import TopicStep, TopicWork
@@ -30,10 +30,16 @@ class Cluster:
 
     code: int = 0
     end: OffsetAnswer = field(default_factory=lambda: OffsetAnswer(0, 100, 0))
+    silent: frozenset[int] = frozenset()
 
     def metadata(self, _: object) -> Any:
-        found = TopicMetadata("orders", self.code, TOPIC_ID, False, {0: cast(Any, None)})
-        return SimpleNamespace(topics={"orders": found})
+        partition = PartitionMetadata(0, 0, 1, 5, (1, 2), (1, 2))
+        return ClusterMetadata(
+            "A", 1, {}, {"orders": TopicMetadata("orders", self.code, TOPIC_ID, False, {0: partition})}
+        )
+
+    def newest_metadata(self, topics: object) -> tuple[Any, frozenset[int]]:
+        return self.metadata(topics), self.silent
 
     def list_offsets(self, wanted: Any, **_: object) -> dict[TopicPartition, OffsetAnswer]:
         return dict.fromkeys(wanted, self.end)
@@ -57,6 +63,11 @@ def test_what_another_client_did_is_refused() -> None:
 def test_a_leader_that_is_away_is_no_client_that_wrote() -> None:
     with pytest.raises(UnreachableError, match="the log end of orders-0 here: LEADER_NOT_AVAILABLE"):
         look_at(Cluster(end=OffsetAnswer(Code.LEADER_NOT_AVAILABLE, None, -1)))
+
+
+def test_a_broker_that_may_lead_it_and_have_more_is_waited_for() -> None:
+    with pytest.raises(TimedOutError, match="who leads orders-0 here is not certain: broker 2 does not answer"):
+        look_at(Cluster(silent=frozenset({2})))
 
 
 def test_a_topic_that_no_broker_describes_now_is_not_deleted() -> None:

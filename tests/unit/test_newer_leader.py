@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import (
 )
 from kmirror.cluster.protocol.wire import Exchange
 from kmirror.cluster.security.client_config import client_config
-from kmirror.cluster.topics.leaders import is_older, newer_leader
+from kmirror.cluster.topics.leaders import is_older, newer_leader, newest_leaders
 from kmirror.errors import TimedOutError
 
 PARTITION = TopicPartition("state", 0)
@@ -57,6 +57,9 @@ class Brokers(ClusterClient):
         nodes = [broker.node_id for broker in brokers]
         self.asked.append(nodes)
         return [self.says.get(node) for node in nodes]
+
+    def metadata(self, topics: Iterable[str] | None = None, *, timeout: float | None = None) -> ClusterMetadata:
+        return KNOWN
 
 
 def found(says: Mapping[int, ClusterMetadata | None], known: ClusterMetadata = KNOWN) -> ClusterMetadata | None:
@@ -169,3 +172,14 @@ def test_without_a_leader_all_replicas_are_asked() -> None:
     assert found({1: KNOWN, 2: newer, 3: newer}, metadata(None, 5)) is newer
     with pytest.raises(TimedOutError, match="who leads state-1 is not certain"):
         newer_leader(Brokers({}), TopicPartition("state", 1), KNOWN, 1)
+
+
+def test_what_is_deleted_is_measured_by_the_newest_leader_that_any_broker_knows() -> None:
+    brokers = Brokers({1: SAME, 2: metadata(2, 6), 3: SAME, 4: SAME})
+    assert newest_leaders(brokers, [PARTITION]).leader_address(PARTITION) == address(metadata(2, 6))
+
+
+def test_while_a_broker_with_a_replica_is_silent_nothing_is_measured() -> None:
+    assert newest_leaders(Brokers({1: SAME, 2: SAME, 3: SAME}), [PARTITION]).topics == KNOWN.topics
+    with pytest.raises(TimedOutError, match="who leads state-0 is not certain: brokers 3, 4 do not answer"):
+        newest_leaders(Brokers({1: SAME, 2: SAME}), [PARTITION])

@@ -95,6 +95,11 @@ class PartitionReader:
         self._ahead: LogAhead | None = None
         self._ahead_again_at = 0.0
 
+    @property
+    def leader(self) -> LeaderAddress | None:
+        """The leader that was last read from; None if it is to be found again."""
+        return self._leader
+
     def read_ahead(self, until: int) -> None:
         """Let `read_on` read ahead up to offset `until` from now on if the path is long; `close` ends that.
 

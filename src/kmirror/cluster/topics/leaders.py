@@ -6,7 +6,7 @@ And whether a leader still is one: a broker that is cut off from the others answ
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 
 from kmirror.cluster.client import ClusterClient
@@ -60,6 +60,32 @@ def require_leaders(
 def _without(found: ClusterMetadata, topics: Iterable[str]) -> list[str]:
     partitions = {name: topic.partitions.get(0) for name, topic in found.topics.items()}
     return [name for name in topics if (first := partitions.get(name)) is not None and first.leader_id is None]
+
+
+def newest_leaders(client: ClusterClient, partitions: Collection[TopicPartition], where: str = "") -> ClusterMetadata:
+    """Ask all brokers who leads partitions; return the newest that any of them says. Errors say `where` that is.
+
+    Raises:
+        TimedOutError: as `leader_doubt`.
+        UnreachableError: no broker answers.
+    """
+    found, silent = client.newest_metadata({partition.topic for partition in partitions})
+    if doubt := leader_doubt(found, silent, partitions, where):
+        raise doubt
+    return found
+
+
+def leader_doubt(
+    found: ClusterMetadata, silent: Set[int], partitions: Iterable[TopicPartition], where: str = ""
+) -> TimedOutError | None:
+    """Return an error if a `silent` broker has a replica of a partition: it may lead it, and its log end later."""
+    unsure = next((partition for partition in partitions if found.has_replica_on(partition, silent)), None)
+    if unsure is None:
+        return None
+    who, does = ("broker", "does") if len(silent) == 1 else ("brokers", "do")
+    silence = f"{who} {', '.join(map(str, sorted(silent)))} {does} not answer"
+    partition = f"{unsure} {where}".rstrip()
+    return TimedOutError(f"who leads {partition} is not certain: {silence}", f"try again once the {who} {does}")
 
 
 def is_older(partition: TopicPartition, read: LeaderAddress | None, known: ClusterMetadata) -> bool:

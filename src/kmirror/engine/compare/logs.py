@@ -66,6 +66,7 @@ def compare_partition(
 
     Raises:
         UnreachableError: one of the clusters does not respond.
+        TimedOutError: a log ends early, and whether it was read from the newest leader is not certain.
         BrokerError: one of them refuses.
         UnsupportedFormatError: a batch has an unreadable format; nothing before it differs.
     """
@@ -74,7 +75,11 @@ def compare_partition(
     with ThreadPoolExecutor(2, "read-ahead") as executor:
         one = VisibleLog(source, source_partition, start, end, executor)
         other = VisibleLog(destination, destination_partition, start, end, executor)
-        return compare_logs(one, other, start, end, progress)
+        found = compare_logs(one, other, start, end, progress)
+        for log in (one, other):
+            if log.ended_at is not None and log.ended_at < end:
+                log.require_newest_leader()
+        return found
 
 
 def filler_at_start(destination: ClusterClient, partition: TopicPartition, start: int, end: int) -> Difference | None:

@@ -38,8 +38,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
 from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.topics.leaders import is_older, newest_leaders
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.errors import BrokerError, Reason
+from kmirror.errors import BrokerError, Reason, TimedOutError
 
 _FORMAT = 2
 _FETCH_BYTES = 1 << 20
@@ -256,6 +257,13 @@ class VisibleLog:
             self._await_ahead()
             self._compacted = bool(compacted_topics(self._client, [self._partition.topic]))
         return self._compacted
+
+    def require_newest_leader(self) -> None:
+        """Raise TimedOutError if there may be a newer leader, whose log ends later; UnreachableError, as reading."""
+        self._await_ahead()
+        found = newest_leaders(self._client, [self._partition])
+        if found.leader(self._partition) is None or is_older(self._partition, self._reader.leader, found):
+            raise TimedOutError(f"the leader of {self._partition} has changed since it was read", "try again")
 
     def _await_ahead(self) -> None:
         """Wait for the fetch that runs ahead: the client handles one request at a time."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClusterAccess
+from kmirror.cluster.topics.leaders import leader_doubt
 from kmirror.commands import on_mirror
 from kmirror.engine.compare.difference import retention_note
 from kmirror.engine.compare.verification import PartitionVerdict
@@ -71,8 +72,10 @@ def compare_adopted(
         known = PartitionPairs.read(clusters.source, clusters.destination, pairs)
         planned = known.plan(bulk, clusters.source_access, clusters.destination_access)
         verdicts = carry_out(bulk, planned, f"comparing {what} with the source", watch)
-        starts = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), EARLIEST))
-        ends = clusters.source.list_offsets(dict.fromkeys(known.sources.values(), LATEST), log_end=True)
+        sources = known.sources.values()
+        leaders, silent = clusters.source.newest_metadata({there.topic for there in sources})
+        starts = clusters.source.list_offsets(dict.fromkeys(sources, EARLIEST), metadata=leaders)
+        ends = clusters.source.list_offsets(dict.fromkeys(sources, LATEST), log_end=True, metadata=leaders)
     except (KmirrorError, OutcomeUnknown) as error:
         trouble = as_kmirror_error(error)
         return Adoption({plan.topic: _uncompared(TopicPartition(plan.topic, 0), trouble) for plan in plans}, {})
@@ -84,6 +87,8 @@ def compare_adopted(
         if start is None or end is None:
             why = clusters.source.unanswered.get(there, "it has no leader on the source")
             unknown = unknown or KmirrorError(f"the offsets of {there} are unknown: {why}")
+        elif unknown is None and end < known.bounds[here].end:
+            unknown = leader_doubt(leaders, silent, [there])
         if unknown is not None or start is None or end is None:
             found: TopicResult | None = _uncompared(here, unknown or KmirrorError("its offsets are not known"))
         else:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.security.client_config import ClusterAccess
+from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.message_formats import OLD_TOPIC_HINT, TOPIC_FORMAT, refused_formats
 from kmirror.cluster.topics.topic_settings import topic_settings
@@ -179,12 +181,14 @@ def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector 
 def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata], watch_s: float) -> None:
     """Watch the old source's topics for a while: refuse if a client writes to them, or groups with members read them.
 
-    Raises RefusedError: names the groups, or the partitions.
+    Raises:
+        RefusedError: names the groups, or the partitions.
+        TimedOutError, UnreachableError: who leads them here is not certain, or what they hold is not known.
     """
     partitions = partitions_of(topics.values())
     if not partitions:
         return
-    ask = destination.client.list_offsets
+    ask = partial(destination.client.list_offsets, metadata=newest_leaders(destination.client, partitions, "here"))
     before = ask(dict.fromkeys(partitions, LATEST), log_end=True)
     began = time.monotonic()
     groups = live_groups(destination, topics)
@@ -340,9 +344,13 @@ def _logs(
 def bounds_of(
     client: ClusterClient, partitions: Sequence[TopicPartition], where: str
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return log starts and last stable offsets. Raises UnreachableError, which says `where`, if one is unknown."""
-    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True)
+    """Return log starts and last stable offsets, as the newest leaders say.
+
+    Raises TimedOutError, UnreachableError: who they are, or an offset, is unknown; the message says `where`.
+    """
+    leaders = newest_leaders(client, partitions, where)
+    starts = client.list_offsets(dict.fromkeys(partitions, EARLIEST), metadata=leaders)
+    ends = client.list_offsets(dict.fromkeys(partitions, LATEST), read_committed=True, metadata=leaders)
     found: tuple[dict[TopicPartition, int], dict[TopicPartition, int]] = ({}, {})
     for partition in partitions:
         start, end = starts[partition], ends[partition]

@@ -8,6 +8,7 @@ from enum import Enum
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror
@@ -267,7 +268,9 @@ def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | N
         and made.desired is not DesiredState.STOPPED
         and made.destination_topic_id == found.printed_topic_id
     )
-    ends = destination.client.list_offsets(dict.fromkeys(partitions_of([found]), LATEST), log_end=True)
+    wanted = dict.fromkeys(partitions_of([found]), LATEST)
+    leaders = newest_leaders(destination.client, wanted, "here")
+    ends = destination.client.list_offsets(wanted, log_end=True, metadata=leaders)
     return is_ours or all(end.offset == 0 for end in ends.values())
 
 

@@ -12,6 +12,7 @@ from kmirror.cluster.client import LATEST, require
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClusterAccess
+from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.ops.add.archive_admin import is_kept, is_kept_for_now
 from kmirror.ops.base.bulk import Bulk
@@ -36,7 +37,8 @@ def require_untouched(destination: Destination, work: TopicWork) -> None:
     found = described_topic(client, topic)
     if found is None or found.printed_topic_id != work.topic_id or found.partitions.keys() != work.ends.keys():
         raise RefusedError(f"{topic} was deleted, was recreated or has other partitions since it was compared", _AGAIN)
-    ends = client.list_offsets({TopicPartition(topic, p): LATEST for p in work.ends}, log_end=True)
+    wanted = {TopicPartition(topic, p): LATEST for p in work.ends}
+    ends = client.list_offsets(wanted, log_end=True, metadata=newest_leaders(client, wanted, "here"))
     for partition, answer in ends.items():
         if answer.offset is None:
             raise UnreachableError(

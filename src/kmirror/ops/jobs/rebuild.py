@@ -21,6 +21,7 @@ from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClusterAccess
+from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
@@ -455,10 +456,14 @@ def _is_within(now: tuple[int, int], then: tuple[int, int]) -> bool:
 def _bounds(
     client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
 ) -> dict[int, tuple[int, int]]:
-    """Return log start and end of each partition: the log end offset, or with `read_committed` the last stable one."""
+    """Return log start and end of each partition, as the newest leaders say.
+
+    The end is the log end offset, or with `read_committed` the last stable one.
+    """
     topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
     end_lookup = Lookup(LATEST, read_committed=read_committed, log_end=not read_committed)
-    starts, ends = client.look_up_offsets(topic_partitions, (Lookup(EARLIEST), end_lookup))
+    leaders = newest_leaders(client, topic_partitions)
+    starts, ends = client.look_up_offsets(topic_partitions, (Lookup(EARLIEST), end_lookup), metadata=leaders)
     found = {}
     for topic_partition in topic_partitions:
         start, end = starts[topic_partition].offset, ends[topic_partition].offset
