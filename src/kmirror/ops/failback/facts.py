@@ -113,13 +113,15 @@ def new_primary(
 
 def chosen_topics(
     destination: Destination, primary: NewPrimary, mirror: str, topics: TopicSelector | None
-) -> list[str]:
-    """Return the names of the topics to fail back.
+) -> tuple[list[str], list[str]]:
+    """Return the names of the topics to fail back, and warnings that name those that are omitted.
 
     Raises RefusedError: one of them does not exist there, is not stopped there, or belongs to another mirror here.
     """
+    warnings: list[str] = []
     if primary.topics is not None:
         chosen = select_topics(primary.topics, topics, f"of mirror {mirror} on the new primary")
+        chosen, warnings = topics_to_return(chosen, topics, destination.state())
         going = [topic.topic for topic in chosen if not is_stopped(topic)]
         if going:
             raise RefusedError(
@@ -131,7 +133,41 @@ def chosen_topics(
         names = _named(destination, primary, topics, mirror)
     require_not_owned(destination.state(), names, mirror, "here")
     require_not_owned(primary.state, names, mirror, "on the new primary")
-    return names
+    return names, warnings
+
+
+def topics_to_return(
+    chosen: Sequence[TopicRecord], topics: TopicSelector | None, old_source: State
+) -> tuple[list[TopicRecord], list[str]]:
+    """Return which of the topics that `topics` selects are failed back, and warnings that name those that are omitted.
+
+    A topic that was removed from the mirror, on either cluster, is on its own: only its plain name selects it.
+    Raises RefusedError: none is left.
+    """
+    named = () if topics is None else topics.names
+    removed = [one.topic for one in chosen if one.topic not in named and _is_removed(one, old_source)]
+    warnings = []
+    if removed:
+        what = "`kmirror remove` has made it" if len(removed) == 1 else "`kmirror remove` has made them"
+        warnings.append(
+            f"{_some(removed)}: omitted, because {what} independent on both clusters; to fail it back as well, "
+            "give its name with --topics, not a pattern"
+        )
+    left = [one for one in chosen if one.topic not in removed]
+    if chosen and not left:
+        raise RefusedError(f"nothing is left to fail back: {warnings[0]}")
+    return left, warnings
+
+
+def _is_removed(topic: TopicRecord, old_source: State) -> bool:
+    """Return whether a topic was removed, either here or later from the mirror in the other direction."""
+    other = old_source.topic(topic.mirror, topic.topic)
+    stops_ms = [one.state_time_ms for one in old_source.partitions(topic.mirror, topic.topic)]
+    return topic.stop_reason is Reason.REMOVED or (
+        other is not None
+        and other.stop_reason is Reason.REMOVED
+        and max(stops_ms, default=now_ms()) >= (topic.added_at_ms or 0)
+    )
 
 
 def require_not_owned(state: State, topics: Sequence[str], mirror: str, where: str) -> None:

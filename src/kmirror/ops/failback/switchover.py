@@ -31,7 +31,7 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
-from kmirror.ops.failback.facts import require_not_owned, require_takes_copies
+from kmirror.ops.failback.facts import require_not_owned, require_takes_copies, topics_to_return
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest, mirror_for
 from kmirror.ops.failback.progress import Workflow
@@ -45,7 +45,7 @@ from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.words import address_of, at_time, counted, listed
 
 VERB = "switchover"
@@ -98,9 +98,8 @@ def switchover(
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
     selected = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
-    chosen = [topic.topic for topic in selected]
     stopped_before = {topic.topic for topic in selected if is_stopped(topic)}
-    _require_way_back(destination, mirror, request, chosen)
+    chosen, left_out = _require_way_back(destination, mirror, request, selected)
     if not dry_run:
         gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
@@ -108,7 +107,7 @@ def switchover(
     with LeftBehind(mirror, whole=request.topics is None) as left:
         runner.walk(SWITCHOVER, work)
         stopped, returned = work.stopped, work.returned
-        warnings = (*stopped.result.warnings, *left.warnings(destination.state))
+        warnings = (*left_out, *stopped.result.warnings, *left.warnings(destination.state))
         stopped = replace(stopped, result=replace(stopped.result, warnings=warnings))
     if returned is None:
         # topics that are stopped stay so, and are reversed once the others are ready as well
@@ -238,9 +237,12 @@ SWITCHOVER: tuple[Step[_Switchover], ...] = (
 
 
 def _require_way_back(
-    destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest, topics: Sequence[str]
-) -> None:
-    """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known."""
+    destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest, selected: Sequence[TopicRecord]
+) -> tuple[list[str], list[str]]:
+    """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known.
+
+    Return the names of the topics to switch over, and warnings that name those that are omitted.
+    """
     back, settings = checked_properties(request.properties)
     if prefix := stored_settings(mirror.settings).topic_prefix or parse_settings(settings).topic_prefix:
         raise RefusedError(
@@ -268,8 +270,11 @@ def _require_way_back(
                 f"mirror {mirror.name} on the old source has topic.prefix={prefix}: topics would not keep their names",
                 "delete that mirror there first",
             )
+        returning, left_out = topics_to_return(selected, request.topics, state)
+        topics = [topic.topic for topic in returning]
         require_not_owned(state, topics, mirror.name, "on the old source")
         require_takes_copies(old, topics, "on the old source")
+    return topics, left_out
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
