@@ -6,9 +6,13 @@ topic that its owner had deleted held up all the others.
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from typing import NoReturn
 
-from kmirror.errors import RefusedError
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kmirror.errors import ExitCode, RefusedError
 from kmirror.ops.add.add import add
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import FailbackRequest, Strategy
@@ -105,3 +109,42 @@ def test_a_topic_that_was_removed_in_the_other_direction_is_omitted_as_well(trip
     assert failback(trip.at_b, to_b).result.exit_code == 0
     assert failover(trip.at_b, trip.mirror).result.exit_code == 0
     assert {row.topic for row in trip.back().result.results} == {removed}
+
+
+def delete_on_b(trip: Trip, topic: str) -> None:
+    admin = AdminClient(properties_of(trip.b))
+    admin.delete_topics([topic])[topic].result(30)
+    wait_until(lambda: bool(trip.at_b.client.metadata([topic]).topics[topic].error_code))
+
+
+def test_a_topic_that_its_owner_has_deleted_does_not_hold_up_the_others(trip: Trip) -> None:
+    deleted, other = unique_topic(), unique_topic()
+    trip.go(deleted, other)
+    delete_on_b(trip, deleted)
+    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), watch_s=0.1)
+    for one in (trip.back(dry_run=True).result, switchover(trip.at_b, request, dry_run=True).result):
+        assert [warning for warning in one.warnings if f"{deleted}: omitted, because" in warning], one
+    named = replace(request, topics=selector(deleted, other))
+    absent = f"{deleted}: the new primary has no such topic"
+    with pytest.raises(RefusedError, match=absent):
+        trip.back(deleted, other)
+    with pytest.raises(RefusedError, match=absent):
+        switchover(trip.at_b, named)
+    done = switchover(trip.at_b, request).result
+    assert done.exit_code == 0, done
+    assert [topic.topic for topic in trip.at_a.state().topics(trip.mirror)] == [other]
+    assert {row.topic for row in trip.back().result.results} == {other}
+
+
+def test_a_switchover_whose_way_back_needs_a_decision_does_not_say_that_waiting_helps(trip: Trip) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    request = SwitchoverRequest(trip.mirror, properties_of(trip.b), watch_s=0.1)
+    with pytest.MonkeyPatch.context() as patched:
+
+        def refuse(*_: object) -> NoReturn:
+            raise RefusedError("too few replicas", "add brokers")
+
+        patched.setattr("kmirror.ops.failback.failback.make_plan", refuse)
+        assert switchover(trip.at_b, request).result.exit_code == ExitCode.PARTLY_DONE
+    assert switchover(trip.at_b, request).result.exit_code == 0

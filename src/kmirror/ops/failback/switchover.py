@@ -31,7 +31,8 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
-from kmirror.ops.failback.facts import require_not_owned, require_takes_copies, topics_to_return
+from kmirror.ops.failback.choice import existing_topics, require_not_owned, topics_to_return
+from kmirror.ops.failback.facts import InUseError, require_takes_copies
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest, mirror_for
 from kmirror.ops.failback.progress import Workflow
@@ -99,7 +100,7 @@ def switchover(
     mirror = require_mirror(state, request.mirror)
     selected = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
     stopped_before = {topic.topic for topic in selected if is_stopped(topic)}
-    chosen, left_out = _require_way_back(destination, mirror, request, selected)
+    chosen, omitted = _require_way_back(destination, mirror, request, selected)
     if not dry_run:
         gate(mirror, chosen)
     runner = StepRunner(checkpoint, acts=not dry_run)
@@ -107,7 +108,7 @@ def switchover(
     with LeftBehind(mirror, whole=request.topics is None) as left:
         runner.walk(SWITCHOVER, work)
         stopped, returned = work.stopped, work.returned
-        warnings = (*left_out, *stopped.result.warnings, *left.warnings(destination.state))
+        warnings = (*omitted, *stopped.result.warnings, *left.warnings(destination.state))
         stopped = replace(stopped, result=replace(stopped.result, warnings=warnings))
     if returned is None:
         # topics that are stopped stay so, and are reversed once the others are ready as well
@@ -197,9 +198,13 @@ class _Switchover:
     def reverse(self) -> None:
         """Make the old source a mirror of this cluster."""
         request, mirror, watcher = self.request, self.mirror, self.watcher
-        topics, spark = TopicSelector(tuple(self.topics)), SparkChoice(request.master)
-        back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s, spark=spark)
         try:
+            known = select_topics(
+                self.destination.state().topics(mirror.name), TopicSelector(tuple(self.topics)), "of the mirror"
+            )
+            there, _ = existing_topics(self.destination.client, known, request.topics)
+            topics, spark = TopicSelector(tuple(one.topic for one in there)), SparkChoice(request.master)
+            back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s, spark=spark)
             with Destination.open(mirror.source, mirror.source_cluster_id) as old:
                 self.returned = failback(
                     old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view))
@@ -270,11 +275,12 @@ def _require_way_back(
                 f"mirror {mirror.name} on the old source has topic.prefix={prefix}: topics would not keep their names",
                 "delete that mirror there first",
             )
-        returning, left_out = topics_to_return(selected, request.topics, state)
+        returning, omitted = topics_to_return(selected, request.topics, state)
         topics = [topic.topic for topic in returning]
         require_not_owned(state, topics, mirror.name, "on the old source")
         require_takes_copies(old, topics, "on the old source")
-    return topics, left_out
+    _, deleted = existing_topics(destination.client, returning, request.topics)
+    return topics, [*omitted, *deleted]
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
@@ -291,9 +297,9 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         error, code = ErrorInfo.of(returned), returned.exit_code
     if code == ExitCode.REFUSED:
         # REFUSED would mean that nothing was changed. Clients still in use there may stop later, so retrying can help;
-        # records after the fork stay.
+        # records after the fork, and anything else, stay.
         has_records = isinstance(returned, VerbReport)
-        code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
+        code = ExitCode.TIMED_OUT if isinstance(returned, InUseError) else ExitCode.PARTLY_DONE
         if has_records and error is not None:
             error = replace(error, hint=f"`kmirror failback` on the old source decides about them: {error.hint}")
     if error is not None:
