@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.rights.acl_commands import admin_options
-from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
+from kmirror.cluster.rights.acls import (
+    NoAuthorizerError,
+    await_acls,
+    create_acls,
+    delete_acls,
+    describe_acls,
+    kafka_acls_line,
+)
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.base.context import Destination
@@ -105,6 +112,16 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
         outcomes = dict.fromkeys((*give, *remove))
     failed = {binding: error for binding, error in outcomes.items() if error is not None}
     failed = {b: e for b, e in failed.items() if not isinstance(e, NoAuthorizerError)}
+    unseen: KmirrorError | None = None
+    if any(error.reason is Reason.NOT_AUTHORIZED for error in failed.values()):
+        # brokers refuse such a change even if an administrator has made it already
+        try:
+            present = describe_acls(destination.client)
+            failed = {b: e for b, e in failed.items() if (b in present) != (b in give)}
+        except KmirrorError as refused:
+            if refused.reason is not Reason.NOT_AUTHORIZED:
+                raise
+            unseen = refused
     if not failed and (give or remove):
         _await(destination, give, remove)
 
@@ -121,7 +138,7 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
     for topic in topics:
         concerned = plan.remove[topic] | plan.give[topic] | plan.shared
         error = _error(
-            topic, {b: e for b, e in failed.items() if b in concerned}, give, admin_options(destination.config)
+            topic, {b: e for b, e in failed.items() if b in concerned}, give, admin_options(destination.config), unseen
         )
         removed = tuple(sorted(plan.remove[topic] - failed.keys()))
         done[topic] = LiftedRights(
@@ -139,15 +156,23 @@ def _await(destination: Destination, present: Collection[AclBinding], absent: Co
 
 
 def _error(
-    topic: str, failed: Mapping[AclBinding, KmirrorError], give: Collection[AclBinding], cluster: Arguments
+    topic: str,
+    failed: Mapping[AclBinding, KmirrorError],
+    give: Collection[AclBinding],
+    cluster: Arguments,
+    unseen: KmirrorError | None,
 ) -> KmirrorError | None:
     if not failed:
         return None
     lines = [kafka_acls_line(one, cluster, remove=one not in give) for one in sorted(failed)]
     more = [f"and {len(lines) - _LINES_IN_HINT} more"] if len(lines) > _LINES_IN_HINT else []
     first = next(iter(failed.values()))
+    why = first.message
+    if unseen is not None:
+        why += f"; whether an administrator has done it is unknown: {unseen.message}"
+        more += [unseen.hint] if unseen.hint else []
     return PartlyDoneError(
-        f"the write protection of {topic} could not be removed: {first.message}",
+        f"the write protection of {topic} could not be removed: {why}",
         "\n".join(["have an administrator run:", *lines[:_LINES_IN_HINT], *more]),
         first.reason,
     )
