@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -50,6 +51,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
+from kmirror.ops.stop.stop import stop
 from kmirror.state.records import (
     PENDING_ADD,
     PENDING_PROMOTE,
@@ -379,7 +381,7 @@ def test_a_block_that_is_recorded_while_rights_change_stays_on_record(
     monkeypatch.setattr(acl_sync, "await_acls", meanwhile)
     sync(mirror)
     assert recorded() == (*blocked, *made)
-    monkeypatch.setattr(lift, "await_acls", meanwhile)
+    monkeypatch.setattr(lift, "lagging_brokers", lambda *_: frozenset() if meanwhile() else None)
     claim(destination, name, topic, desired=DesiredState.STOPPED)
     lifted = lift_rights(destination, name, [topic])[topic]
     assert lifted.given == tuple(acls("topic", topic, "app", "WRITE"))
@@ -557,6 +559,34 @@ def test_without_the_right_to_change_acls_the_lift_says_what_an_administrator_ha
     await_acls(pair.at_destination, alter)
     lifted = lift_rights(destination, name, [topic])[topic]
     assert (lifted.error, len(lifted.removed), len(lifted.given)) == (None, 1, 0)
+
+
+def test_a_stop_names_the_brokers_that_have_not_applied_the_lift(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, it reported the topic as writable, although producers were still refused."""
+    destination, name, _ = mirror
+    topic = unique_topic()
+    create_topic(pair.at_source, topic, 1, 1, {})
+    give(pair.at_destination, acls("topic", topic, "other", "WRITE"))
+    assert add(destination, name, selector(topic)).exit_code == 0
+    monkeypatch.setattr(lift, "_IN_FORCE_S", 0.5)
+    # the deletion reaches no broker
+    monkeypatch.setattr(lift, "delete_acls", lambda _, some: dict.fromkeys(some))
+    writable_ms: list[dict[str, int]] = []
+
+    def noted(*arguments: Any) -> Any:
+        stopped = stop(*arguments)
+        writable_ms.append(stopped.writable_ms)
+        return stopped
+
+    monkeypatch.setattr("kmirror.ops.stop.failover.stop", noted)
+    done = failover(destination, name).result
+    assert (done.exit_code, writable_ms) == (0, [{}]), done
+    (node_id,) = pair.at_destination.metadata([]).brokers
+    (warning,) = [one for one in done.warnings if "have not applied the changed ACLs" in one]
+    assert f"to {topic} yet is unknown on brokers {node_id}:" in warning
+    delete_acls(pair.at_destination, [denial(topic, "other")])
 
 
 @pytest.mark.parametrize("sees_acls", [True, False])
