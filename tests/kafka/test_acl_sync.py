@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -50,6 +51,7 @@ from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.steps import Checkpoint
+from kmirror.ops.stop.stop import stop
 from kmirror.state.records import (
     PENDING_ADD,
     PENDING_PROMOTE,
@@ -61,7 +63,7 @@ from kmirror.state.records import (
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.acls import acls, claim, give, kmirror_rights, view_of, written
+from tests.support.acls import acls, claim, denial, give, kmirror_rights, view_of, written
 from tests.support.clusters import unique_topic
 from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
@@ -379,7 +381,7 @@ def test_a_block_that_is_recorded_while_rights_change_stays_on_record(
     monkeypatch.setattr(acl_sync, "await_acls", meanwhile)
     sync(mirror)
     assert recorded() == (*blocked, *made)
-    monkeypatch.setattr(lift, "await_acls", meanwhile)
+    monkeypatch.setattr(lift, "lagging_brokers", lambda *_: frozenset() if meanwhile() else None)
     claim(destination, name, topic, desired=DesiredState.STOPPED)
     lifted = lift_rights(destination, name, [topic])[topic]
     assert lifted.given == tuple(acls("topic", topic, "app", "WRITE"))
@@ -546,11 +548,76 @@ def test_without_the_right_to_change_acls_the_lift_says_what_an_administrator_ha
         assert (lifted.error.hint or "").splitlines()[1:] == [
             f"{command} --add --allow-principal User:app --operation Write --topic {topic}",
             f"{command} --remove --force --deny-principal User:other --operation Write --topic {topic}",
+            f"{command} --add --allow-principal User:kmirror --operation Describe --cluster",
         ]
+    give(pair.at_destination, acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE"))
+    (given,) = acls("topic", topic, "app", "WRITE")
+    give(pair.at_destination, [given])
+    halfway = lift_rights(destination, name, [topic])[topic]
+    assert (halfway.given, ((halfway.error and halfway.error.hint) or "").count("kafka-acls")) == ((given,), 1)
     create_acls(pair.at_destination, alter)
     await_acls(pair.at_destination, alter)
     lifted = lift_rights(destination, name, [topic])[topic]
-    assert (lifted.error, len(lifted.removed), len(lifted.given)) == (None, 1, 1)
+    assert (lifted.error, len(lifted.removed), len(lifted.given)) == (None, 1, 0)
+
+
+def test_a_stop_names_the_brokers_that_have_not_applied_the_lift(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, it reported the topic as writable, although producers were still refused."""
+    destination, name, _ = mirror
+    topic = unique_topic()
+    create_topic(pair.at_source, topic, 1, 1, {})
+    give(pair.at_destination, acls("topic", topic, "other", "WRITE"))
+    assert add(destination, name, selector(topic)).exit_code == 0
+    monkeypatch.setattr(lift, "_IN_FORCE_S", 0.5)
+    # the deletion reaches no broker
+    monkeypatch.setattr(lift, "delete_acls", lambda _, some: dict.fromkeys(some))
+    writable_ms: list[dict[str, int]] = []
+
+    def noted(*arguments: Any) -> Any:
+        stopped = stop(*arguments)
+        writable_ms.append(stopped.writable_ms)
+        return stopped
+
+    monkeypatch.setattr("kmirror.ops.stop.failover.stop", noted)
+    done = failover(destination, name).result
+    assert (done.exit_code, writable_ms) == (0, [{}]), done
+    (node_id,) = pair.at_destination.metadata([]).brokers
+    (warning,) = [one for one in done.warnings if "have not applied the changed ACLs" in one]
+    assert f"to {topic} yet is unknown on brokers {node_id}:" in warning
+    delete_acls(pair.at_destination, [denial(topic, "other")])
+
+
+@pytest.mark.parametrize("sees_acls", [True, False])
+def test_without_the_right_to_change_acls_a_stop_is_finished_once_an_administrator_ran_the_commands(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], *, sees_acls: bool
+) -> None:
+    """Once, each repeat asked brokers for changes that they refuse without ALTER, even if none was needed any more."""
+    destination, name, _ = mirror
+    topic = unique_topic()
+    create_topic(pair.at_source, topic, 1, 1, {})
+    give(pair.at_source, acls("topic", topic, "app", "WRITE"))
+    give(pair.at_destination, acls("topic", topic, "other", "WRITE"))
+    assert add(destination, name, selector(topic)).exit_code == 0
+    sync(mirror)
+    describes = acls("cluster", "kafka-cluster", "kmirror", "DESCRIBE")
+    alter = acls("cluster", "kafka-cluster", "kmirror", "ALTER")
+    delete_acls(pair.at_destination, alter if sees_acls else [*alter, *describes])
+    await_acls(pair.at_destination, (), alter)
+    first = failover(destination, name).result
+    assert first.exit_code == ExitCode.PARTLY_DONE
+    hint = str(next(row.hint for row in first.results if row.result is Outcome.FAILED))
+    assert ("--operation Describe --cluster" in hint) is not sees_acls
+    give(pair.at_destination, acls("topic", topic, "app", "WRITE"), [] if sees_acls else describes)
+    denials = [denial(topic, "other")]
+    delete_acls(pair.at_destination, denials)
+    await_acls(pair.at_destination, (), denials)
+    assert len(hint.splitlines()) == (3 if sees_acls else 4), hint
+    done = failover(destination, name).result
+    assert done.exit_code == 0, done
+    assert {row.state for row in describe(destination, name)} == {PartitionState.STOPPED}
+    assert not destination.state().rights(name, topic).denied
 
 
 def test_power_over_the_cluster_comes_along_only_on_request_and_after_the_last_mirror_topic(

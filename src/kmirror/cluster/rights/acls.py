@@ -37,6 +37,8 @@ _SECURITY_DISABLED = 54
 _ANY = 1
 _AT_ONCE = 500
 _PAUSE_S = 0.05
+#: How long to wait for the answer of a broker that is asked when the time is nearly up.
+_LAST_ASK_S = 1.0
 _AGAIN = frozenset({Code.NOT_CONTROLLER, Code.REQUEST_TIMED_OUT})
 
 
@@ -116,7 +118,17 @@ def await_acls(
     absent: Collection[AclBinding] = (),
     timeout: float = 10.0,
 ) -> bool:
-    """Wait until every broker that answers sees the ACLs `present` and none of those `absent`; False on a time-out.
+    """Wait until every broker sees the ACLs `present` and none of those `absent`; False on a time-out."""
+    return not lagging_brokers(client, present, absent, timeout)
+
+
+def lagging_brokers(
+    client: ClusterClient,
+    present: Collection[AclBinding],
+    absent: Collection[AclBinding] = (),
+    timeout: float = 10.0,
+) -> frozenset[int]:
+    """Wait as `await_acls` does; return the ids of the brokers that by then show other ACLs, or do not answer.
 
     A changed ACL is in force on a broker as soon as that broker returns it; they see it one after the other.
     """
@@ -127,7 +139,8 @@ def await_acls(
     while types:
         for node_id in list(waiting):
             try:
-                seen = broker_acls(client, node_id, next(iter(types)) if len(types) == 1 else None)
+                left = max(_LAST_ASK_S, deadline - time.monotonic())
+                seen = broker_acls(client, node_id, next(iter(types)) if len(types) == 1 else None, left)
             except (KmirrorError, OutcomeUnknown) as error:
                 if isinstance(error, NoAuthorizerError) or (
                     isinstance(error, KmirrorError) and error.reason is Reason.NOT_AUTHORIZED
@@ -139,13 +152,13 @@ def await_acls(
         if not waiting or time.monotonic() > deadline:
             break
         time.sleep(_PAUSE_S)
-    return not (types and waiting)
+    return frozenset(waiting if types else ())
 
 
 def broker_acls(
-    client: ClusterClient, node_id: int, resource_type: ResourceType | None = None
+    client: ClusterClient, node_id: int, resource_type: ResourceType | None = None, timeout: float | None = None
 ) -> frozenset[AclBinding]:
-    """Return the ACLs as one broker sees them now.
+    """Return the ACLs as one broker sees them now, within `timeout` seconds.
 
     Raises:
         NoAuthorizerError: that broker has no authorizer.
@@ -153,7 +166,7 @@ def broker_acls(
         OutcomeUnknown: its answer was lost.
     """
     broker = client.metadata([]).brokers[node_id]
-    answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type))
+    answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type), timeout=timeout)
     return _bindings(client.config, answer)
 
 

@@ -26,25 +26,24 @@ from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import SEARCH_BYTES, ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.errors import KmirrorError, Reason, RefusedError, TimedOutError, UnreachableError
-from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, Logs, divergence, divergence_of_extra_partition, shared_end
 from kmirror.ops.base.gone import not_described
-from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.groups import LiveGroup, live_groups
-from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import stored_settings
-from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import PartitionRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.observed import is_gone
-from kmirror.sync.discovery import is_internal
 from kmirror.words import at_time, counted, listed, visible
 from kmirror.work import Meter, Watch
 
 _NAMED = 5
+
+
+class InUseError(RefusedError):
+    """Clients still use the old source's topics: they may stop, so that asking again later can help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,40 +112,6 @@ def new_primary(
     return NewPrimary(client, properties, cluster_id, state, state.topics(mirror))
 
 
-def chosen_topics(
-    destination: Destination, primary: NewPrimary, mirror: str, topics: TopicSelector | None
-) -> list[str]:
-    """Return the names of the topics to fail back.
-
-    Raises RefusedError: one of them does not exist there, is not stopped there, or belongs to another mirror here.
-    """
-    if primary.topics is not None:
-        chosen = select_topics(primary.topics, topics, f"of mirror {mirror} on the new primary")
-        going = [topic.topic for topic in chosen if not is_stopped(topic)]
-        if going:
-            raise RefusedError(
-                f"{_some(going)}: not stopped on the new primary, which still mirrors it from here",
-                "stop it there first, with `kmirror promote` or `kmirror failover`; or exclude it with --topics",
-            )
-        names = [topic.topic for topic in chosen]
-    else:
-        names = _named(destination, primary, topics, mirror)
-    require_not_owned(destination.state(), names, mirror, "here")
-    require_not_owned(primary.state, names, mirror, "on the new primary")
-    return names
-
-
-def require_not_owned(state: State, topics: Sequence[str], mirror: str, where: str) -> None:
-    """Refuse topics that belong to another mirror. Raises RefusedError."""
-    for name in topics:
-        owner = owner_of(state, name, mirror)
-        if owner is not None:
-            raise RefusedError(
-                f"{name} is a mirror topic of mirror {owner} {where}",
-                "stop it there first; or exclude it with --topics",
-            )
-
-
 def require_takes_copies(destination: Destination, topics: Sequence[str], where: str) -> None:
     """Refuse topics that are set to an old message format, in which brokers store no copy. Raises RefusedError."""
     settings = topic_settings(destination.client, topics, [TOPIC_FORMAT]) if topics else {}
@@ -160,29 +125,11 @@ def require_takes_copies(destination: Destination, topics: Sequence[str], where:
         )
 
 
-def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector | None, mirror: str) -> list[str]:
-    if topics is None:
-        raise RefusedError(
-            f"the new primary has no mirror {mirror}, so the mirrored topics are unknown",
-            "name them with --topics: the fork is then found by comparing contents",
-        )
-    with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
-        there = primary.client.metadata(None).topics
-    here = destination.client.metadata(None).topics
-    both = [name for name, found in there.items() if not is_internal(found)]
-    if missing := topics.missing_names(both):
-        raise RefusedError(f"{_some(missing)}: the new primary has no such topic", "check the names")
-    names = [name for name in topics.select(both) if name in topics.names or name in here]
-    if not names:
-        raise RefusedError(f"no topic that exists on both clusters matches {topics}", "check the patterns")
-    return names
-
-
 def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata], watch_s: float) -> None:
     """Watch the old source's topics for a while: refuse if a client writes to them, or groups with members read them.
 
     Raises:
-        RefusedError: names the groups, or the partitions.
+        InUseError: names the groups, or the partitions.
         TimedOutError, UnreachableError: who leads them here is not certain, or what they hold is not known.
     """
     partitions = partitions_of(topics.values())
@@ -195,7 +142,7 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
     if groups:
         at = at_time(now_ms())
         more = f"; and {counted(len(groups) - _NAMED, 'more group')}" if len(groups) > _NAMED else ""
-        raise RefusedError(
+        raise InUseError(
             f"{counted(len(groups), 'group has', 'groups have')} members at {at} that consume from "
             f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
             "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
@@ -220,13 +167,13 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
             )
     moved = [str(partition) for partition in partitions if before[partition].offset != after[partition].offset]
     if moved:
-        raise RefusedError(
+        raise InUseError(
             f"another client writes to {_some(moved)} here: the log end moved within {watch_s:g} s",
             "stop the producers, or move them to the new primary, and run the same command again",
         )
     hidden = [str(partition) for partition in partitions if stable[partition].offset != after[partition].offset]
     if hidden:
-        raise RefusedError(
+        raise InUseError(
             f"{_some(hidden)} here has records that consumers cannot read yet: a transaction is open, or too few "
             "replicas are in sync",
             "wait until the transaction times out, or abort it with `kafka-transactions.sh … abort`",

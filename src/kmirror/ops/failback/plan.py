@@ -19,10 +19,10 @@ from kmirror.ops.base.context import Destination, actor, naming_cluster, now_ms
 from kmirror.ops.base.divergence import Divergence, KnownFork
 from kmirror.ops.base.gone import described_topic
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.failback.choice import chosen_topics
 from kmirror.ops.failback.facts import (
     NewPrimary,
     TopicComparison,
-    chosen_topics,
     compare_topics,
     partitions_of,
     require_takes_copies,
@@ -217,7 +217,7 @@ def make_plan(
         RefusedError: a topic cannot be failed back as it is, or created again, or clients still use it here.
         UnreachableError: a cluster does not answer.
     """
-    names = chosen_topics(destination, primary, request.mirror, request.topics)
+    names, omitted = chosen_topics(destination, primary, request.mirror, request.topics)
     works = progress.load(state, names)
     mirrored = [n for n in names if n not in works and _is_mirrored(state, request.mirror, n, primary.cluster_id)]
     deleted = [n for n in names if n in works and _is_deleted(destination, works[n], state.topic(request.mirror, n))]
@@ -248,7 +248,7 @@ def make_plan(
     if request.strategy is not Strategy.RECREATE:
         warnings += _compaction_warnings(destination, comparisons)
     gone = tuple(works[name] for name in deleted)
-    return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, tuple(warnings))
+    return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, (*omitted, *warnings))
 
 
 def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | None) -> bool:

@@ -31,7 +31,8 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.base.versions import Role, require_supported
-from kmirror.ops.failback.facts import require_not_owned, require_takes_copies
+from kmirror.ops.failback.choice import existing_topics, require_not_owned, topics_to_return
+from kmirror.ops.failback.facts import InUseError, require_takes_copies
 from kmirror.ops.failback.failback import failback
 from kmirror.ops.failback.plan import WATCH_S, FailbackRequest, mirror_for
 from kmirror.ops.failback.progress import Workflow
@@ -45,7 +46,7 @@ from kmirror.ops.stop.steps import Checkpoint, Gate, Step, StepRunner, no_gate
 from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.parsing import parse_settings, stored_settings
 from kmirror.settings.patterns import TopicSelector
-from kmirror.state.records import MirrorRecord
+from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.words import address_of, at_time, counted, listed
 
 VERB = "switchover"
@@ -98,15 +99,14 @@ def switchover(
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
     selected = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
-    chosen = [topic.topic for topic in selected]
     stopped_before = {topic.topic for topic in selected if is_stopped(topic)}
-    _require_way_back(destination, mirror, request, chosen)
+    chosen, omitted = _require_way_back(destination, mirror, request, selected)
     runner = StepRunner(checkpoint, acts=not dry_run)
     work = _Switchover(destination, request, mirror, chosen, stopped_before, watcher, stopping, runner, began_ms, gate)
     with LeftBehind(mirror, whole=request.topics is None) as left:
         runner.walk(SWITCHOVER, work)
         stopped, returned = work.stopped, work.returned
-        warnings = (*stopped.result.warnings, *left.warnings(destination.state))
+        warnings = (*omitted, *stopped.result.warnings, *left.warnings(destination.state))
         stopped = replace(stopped, result=replace(stopped.result, warnings=warnings))
     if returned is None:
         # topics that are stopped stay so, and are reversed once the others are ready as well
@@ -205,9 +205,13 @@ class _Switchover:
     def reverse(self) -> None:
         """Make the old source a mirror of this cluster."""
         request, mirror, watcher = self.request, self.mirror, self.watcher
-        topics, spark = TopicSelector(tuple(self.topics)), SparkChoice(request.master)
-        back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s, spark=spark)
         try:
+            known = select_topics(
+                self.destination.state().topics(mirror.name), TopicSelector(tuple(self.topics)), "of the mirror"
+            )
+            there, _ = existing_topics(self.destination.client, known, request.topics)
+            topics, spark = TopicSelector(tuple(one.topic for one in there)), SparkChoice(request.master)
+            back = FailbackRequest(mirror.name, request.properties, topics, watch_s=request.watch_s, spark=spark)
             with Destination.open(mirror.source, mirror.source_cluster_id) as old:
                 self.returned = failback(
                     old, back, watch=lambda view: watcher(PromoteView(view.at - view.since, work=view))
@@ -248,9 +252,12 @@ SWITCHOVER: tuple[Step[_Switchover], ...] = (
 
 
 def _require_way_back(
-    destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest, topics: Sequence[str]
-) -> None:
-    """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known."""
+    destination: Destination, mirror: MirrorRecord, request: SwitchoverRequest, selected: Sequence[TopicRecord]
+) -> tuple[list[str], list[str]]:
+    """Refuse, before anything is stopped, what the failback would refuse afterwards, as far as that can be known.
+
+    Return the names of the topics to switch over, and warnings that name those that are omitted.
+    """
     back, settings = checked_properties(request.properties)
     if prefix := stored_settings(mirror.settings).topic_prefix or parse_settings(settings).topic_prefix:
         raise RefusedError(
@@ -278,8 +285,12 @@ def _require_way_back(
                 f"mirror {mirror.name} on the old source has topic.prefix={prefix}: topics would not keep their names",
                 "delete that mirror there first",
             )
+        returning, omitted = topics_to_return(selected, request.topics, state)
+        topics = [topic.topic for topic in returning]
         require_not_owned(state, topics, mirror.name, "on the old source")
         require_takes_copies(old, topics, "on the old source")
+    _, deleted = existing_topics(destination.client, returning, request.topics)
+    return topics, [*omitted, *deleted]
 
 
 def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorError) -> VerbResult:
@@ -296,9 +307,9 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         error, code = ErrorInfo.of(returned), returned.exit_code
     if code == ExitCode.REFUSED:
         # REFUSED would mean that nothing was changed. Clients still in use there may stop later, so retrying can help;
-        # records after the fork stay.
+        # records after the fork, and anything else, stay.
         has_records = isinstance(returned, VerbReport)
-        code = ExitCode.PARTLY_DONE if has_records else ExitCode.TIMED_OUT
+        code = ExitCode.TIMED_OUT if isinstance(returned, InUseError) else ExitCode.PARTLY_DONE
         if has_records and error is not None:
             error = replace(error, hint=f"`kmirror failback` on the old source decides about them: {error.hint}")
     if error is not None:

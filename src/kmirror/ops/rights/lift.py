@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
 from kmirror.cluster.rights.acl_commands import admin_options
-from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, kafka_acls_line
+from kmirror.cluster.rights.acls import (
+    NoAuthorizerError,
+    create_acls,
+    delete_acls,
+    describe_acls,
+    kafka_acls_line,
+    lagging_brokers,
+)
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.base.context import Destination
@@ -20,7 +27,7 @@ from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.acl_changes import grantable
 
-#: How long brokers may take to apply changed ACLs; the probe shows whether they have.
+#: How long brokers may take to apply changed ACLs.
 _IN_FORCE_S = 5.0
 _LINES_IN_HINT = 40
 
@@ -29,13 +36,15 @@ _LINES_IN_HINT = 40
 class LiftedRights:
     """The result for one topic: kmirror's ACLs that were deleted, deferred ACLs that were created, and any failure.
 
-    The hint of `error` has the `kafka-acls` commands that do the rest.
+    The hint of `error` has the `kafka-acls` commands that do the rest. `lagging` are the brokers on which the changes
+    were not seen to be in force.
     """
 
     topic: str
     removed: tuple[AclBinding, ...] = ()
     given: tuple[AclBinding, ...] = ()
     error: KmirrorError | None = None
+    lagging: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +114,19 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
         outcomes = dict.fromkeys((*give, *remove))
     failed = {binding: error for binding, error in outcomes.items() if error is not None}
     failed = {b: e for b, e in failed.items() if not isinstance(e, NoAuthorizerError)}
+    unseen: KmirrorError | None = None
+    if any(error.reason is Reason.NOT_AUTHORIZED for error in failed.values()):
+        # brokers refuse such a change even if an administrator has made it already
+        try:
+            present = describe_acls(destination.client)
+            failed = {b: e for b, e in failed.items() if (b in present) != (b in give)}
+        except KmirrorError as refused:
+            if refused.reason is not Reason.NOT_AUTHORIZED:
+                raise
+            unseen = refused
+    lagging: frozenset[int] = frozenset()
     if not failed and (give or remove):
-        _await(destination, give, remove)
+        lagging = _lagging(destination, give, remove)
 
     def lifted(one: RightsRecord) -> RightsRecord:
         given, removed = given_by[one.topic] - failed.keys(), plan.remove.get(one.topic, frozenset()) - failed.keys()
@@ -121,33 +141,43 @@ def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) 
     for topic in topics:
         concerned = plan.remove[topic] | plan.give[topic] | plan.shared
         error = _error(
-            topic, {b: e for b, e in failed.items() if b in concerned}, give, admin_options(destination.config)
+            topic, {b: e for b, e in failed.items() if b in concerned}, give, admin_options(destination.config), unseen
         )
         removed = tuple(sorted(plan.remove[topic] - failed.keys()))
-        done[topic] = LiftedRights(
-            topic, removed, tuple(sorted((plan.give[topic] | plan.shared) - failed.keys())), error
-        )
+        given = tuple(sorted((plan.give[topic] | plan.shared) - failed.keys()))
+        done[topic] = LiftedRights(topic, removed, given, error, lagging if concerned else frozenset())
     return done
 
 
-def _await(destination: Destination, present: Collection[AclBinding], absent: Collection[AclBinding]) -> None:
+def _lagging(
+    destination: Destination, present: Collection[AclBinding], absent: Collection[AclBinding]
+) -> frozenset[int]:
     try:
-        await_acls(destination.client, present, absent, _IN_FORCE_S)
+        return lagging_brokers(destination.client, present, absent, _IN_FORCE_S)
     except KmirrorError as error:
         if error.reason is not Reason.NOT_AUTHORIZED and not isinstance(error, NoAuthorizerError):
             raise
+        return frozenset()
 
 
 def _error(
-    topic: str, failed: Mapping[AclBinding, KmirrorError], give: Collection[AclBinding], cluster: Arguments
+    topic: str,
+    failed: Mapping[AclBinding, KmirrorError],
+    give: Collection[AclBinding],
+    cluster: Arguments,
+    unseen: KmirrorError | None,
 ) -> KmirrorError | None:
     if not failed:
         return None
     lines = [kafka_acls_line(one, cluster, remove=one not in give) for one in sorted(failed)]
     more = [f"and {len(lines) - _LINES_IN_HINT} more"] if len(lines) > _LINES_IN_HINT else []
     first = next(iter(failed.values()))
+    why = first.message
+    if unseen is not None:
+        why += f"; whether an administrator has done it is unknown: {unseen.message}"
+        more += [unseen.hint] if unseen.hint else []
     return PartlyDoneError(
-        f"the write protection of {topic} could not be removed: {first.message}",
+        f"the write protection of {topic} could not be removed: {why}",
         "\n".join(["have an administrator run:", *lines[:_LINES_IN_HINT], *more]),
         first.reason,
     )

@@ -46,6 +46,7 @@ from kmirror.words import counted, listed
 
 #: What a stop needs on a topic; DELETE only if its first copy may be unfinished.
 _NEEDED = ("DESCRIBE", "READ", "WRITE", "DELETE", "ALTER_CONFIGS", "DESCRIBE_CONFIGS")
+_NAMED = 5
 #: How long to wait for settings that are being read; then they are asked for again.
 _SETTINGS_S = 3.0
 _START_AND_END = (Lookup(EARLIEST), Lookup(LATEST, log_end=True))
@@ -252,14 +253,22 @@ def lift_protection(work: StopWork) -> str:
     """Lift the write protection, and probe that the topics are writable."""
     destination = work.destination
     names = [topic.topic for topic in work.left]
-    for name, lifted in lift_rights(destination, work.request.mirror, names).items() if names else ():
+    lifts = lift_rights(destination, work.request.mirror, names) if names else {}
+    for name, lifted in lifts.items():
         if lifted.error is not None:
             work.fail(name, lifted.error)
+    lagging = {name: lifted.lagging for name, lifted in lifts.items() if lifted.lagging and lifted.error is None}
+    if lagging:
+        brokers = listed([str(node_id) for node_id in sorted(frozenset().union(*lagging.values()))])
+        work.done.warnings.append(
+            f"whether clients may write to {listed(sorted(lagging), _NAMED)} yet is unknown on brokers {brokers}: they "
+            "do not answer, or have not applied the changed ACLs"
+        )
     partitions = [partition for topic in work.left for partition in partitions_of(topic)]
     probed = probe_writable(destination.client, partitions, metadata=work.metadata) if names else {}
     refused = {one.topic for one, error in probed.items() if error and error.reason is Reason.NOT_AUTHORIZED}
     denied, commands = _denied(work, refused - work.failed.keys())
-    unproven = set(denied)
+    unproven = {*denied, *lagging}
     for partition, error in probed.items():
         if error is None or partition.topic in work.failed or partition.topic in denied:
             continue
