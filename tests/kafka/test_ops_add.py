@@ -380,6 +380,7 @@ BAD: dict[str, tuple[Callable[[Destination, str], Any], type[Exception]]] = {
         lambda d, name: add(d, name, selector("t.*"), exclude=selector("t.*"), dry_run=True),
         UsageError,
     ),
+    "a name that is excluded": (lambda d, name: add(d, name, selector("t"), exclude=selector("t.*")), UsageError),
 }
 
 
