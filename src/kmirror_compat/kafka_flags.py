@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.cli.arguments import require_value
 from kmirror.cli.options import IRREVERSIBLE, Verb
 from kmirror.cli.verbs import kmirror
-from kmirror.commands import on_mirror
+from kmirror.commands import on_mirror, option, options
 from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.patterns import is_plain_name
 
@@ -135,9 +136,8 @@ class Request:
         """Return kmirror's arguments for one mirror (None: for all) and these topics."""
         words = [self.verb]
         if mirror is not None:
-            words += ["--mirror", mirror]
-        for topic in topics:
-            words += ["--topics", topic]
+            words += option("--mirror", mirror)
+        words += options("--topics", topics)
         words += self.rest
         if self.verb == "create" and self.replication_factor is not None:
             words += ["--config", f"replication.factor={self.replication_factor}"]
@@ -145,7 +145,12 @@ class Request:
 
     def value(self, flag: str) -> str | None:
         """Return the value that a flag in `rest` has."""
-        return self.rest[len(self.rest) - self.rest[::-1].index(flag)] if flag in self.rest else None
+        found = None
+        for word, following in zip(self.rest, (*self.rest[1:], ""), strict=False):
+            name, equals, value = word.partition("=")
+            if name == flag:
+                found = value if equals else following
+        return found
 
     def whole(self) -> Request:
         """Return this request, with a stop of all topics as a failover of the mirror, which also ends discovery."""
@@ -219,15 +224,16 @@ def read(arguments: Sequence[str]) -> Request:
         else:
             raise _unknown(flag, action, passed)
         if takes_value and not equals:
-            if not words or words[0] in ACTIONS or words[0] in OWN:
+            if not words:
                 raise UsageError(f"{flag} needs a value", f"see `kafka-mirrors {action} --help`")
             value = words.pop(0)
+            require_value(flag, value, passed)
         if equals and not takes_value:
             raise UsageError(f"{flag} takes no value", f"write {flag} without a value")
         if is_own:
             own.setdefault(flag, []).append(value)
         else:
-            rest += [flag, value] if takes_value else [flag]
+            rest += option(flag, value) if takes_value else [flag]
     return _checked(action, verb, own, rest)
 
 
@@ -285,7 +291,8 @@ def _require(request: Request) -> None:
             raise UsageError(f"{action} needs --mirror", "give --mirror M, or --link M")
         if not named:
             raise UsageError(f"{action} needs --mirror or --topics", "give one of them; --link M means --mirror M")
-    if verb in {"create", "failback", "switchover"} and {_MIRROR_CONFIG, _FROM_LINK}.isdisjoint(request.rest):
+    has_config = request.value(_MIRROR_CONFIG) is not None or request.value(_FROM_LINK) is not None
+    if verb in {"create", "failback", "switchover"} and not has_config:
         says = {
             "create": "FILE describes the source connection; to add topics to a mirror, name them with --topics",
             "failback": "FILE describes the connection to the new primary",

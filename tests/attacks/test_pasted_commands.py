@@ -165,7 +165,7 @@ def test_a_poisoned_host_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reason", [None, *Reason])
 def test_next_steps_quote_their_names(reason: Reason | None) -> None:
     for name in HOSTILE_NAMES:
-        step = next_step(reason, name, name)
+        step = next_step(reason, name, name, name)
         assert step.isprintable()
         assert refused_text("refused", reason, name).isprintable()
         built = [on_topics(verb, name, [name]) for verb in ("recover", "add")]

@@ -15,7 +15,7 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.state.records import DesiredState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror_compat import kafka_mirrors as compat
-from kmirror_compat.kafka_flags import ACTIONS, OWN, command_of, options_of, read
+from kmirror_compat.kafka_flags import ACTIONS, OWN, TOPIC_FLAGS, command_of, options_of, read
 from kmirror_compat.kafka_mirrors import combined, command_lines
 
 from .conftest import Ran
@@ -149,6 +149,31 @@ def test_what_a_command_line_becomes(line: str, becomes: str) -> None:
     assert command.make_context("kafka-mirrors", arguments[1:]).args == []
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_option_takes_another_one_for_its_value(action: str) -> None:
+    verb, _ = ACTIONS[action]
+    passed = {flag: takes_value for flag, takes_value in options_of(verb).items() if flag not in {*OWN, "--yes"}}
+    own = {flag: one for flag, one in OWN.items() if not one.actions or action in one.actions}
+    with_value = [flag for flag in passed if passed[flag]] + [flag for flag in own if own[flag].metavar]
+    for flag in with_value:
+        for other in {*passed, *own, "--dryrun", "--report=r"} - {"-v"}:
+            # further actions, and topics beside --create, are refused before
+            message = "--" if {flag, other} & {*ACTIONS, *TOPIC_FLAGS, "--source-topic"} else f"{flag} needs a value"
+            with pytest.raises(UsageError, match=message):
+                read([action, "--mirror", "m", flag, other])
+
+
+def test_a_value_may_begin_with_dashes() -> None:
+    request = read(["--failover", "--mirror=--m", "--topics=--t", "--report=--dry-run", "--cluster", "c"])
+    words = ["failover", "--mirror=--m", "--topics=--t", "--report=--dry-run", "--cluster", "c", "--yes"]
+    assert command_lines(request, None) == [words]
+    assert [request.value(flag) for flag in ("--report", "--cluster", "--expect-cluster-id")] == [
+        "--dry-run",
+        "c",
+        None,
+    ]
+
+
 TWO_LINKS = remembered(("m", "orders", ACTIVE), ("m", "users", STOPPED), ("n", "users", ACTIVE), ("n", "late", STOPPED))
 
 
@@ -228,7 +253,7 @@ def test_a_mirror_topic_is_named_with_the_prefix_of_its_mirror() -> None:
         ("--delete --mirror m --topics t", "--delete takes no topics", "leave them out"),
         ("--failover orders --link l", "got unexpected argument orders", "name topics with --topics orders"),
         ("--describe --topics", "--topics needs a value", "see `kafka-mirrors --describe --help`"),
-        ("--topics --describe", "--topics needs a value", "see `kafka-mirrors --describe --help`"),
+        ("--topics --describe", "--topics needs a value", "a variable may not be set; a value that begins with a dash"),
         ("--describe --json=yes", "--json takes no value", "write --json without a value"),
         ("--create --link l", "--create needs --mirror-config FILE", "to add topics to a mirror, name them with"),
         ("--create --mirror-config f", "--create needs --mirror", "give --mirror M, or --link M"),

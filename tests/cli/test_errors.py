@@ -15,6 +15,7 @@ import pytest
 
 from kmirror.cli.failures import explain
 from kmirror.cli.options import Call
+from kmirror.cli.verbs import kmirror
 from kmirror.errors import (
     BrokerError,
     HistoriesDifferError,
@@ -227,6 +228,30 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
 def test_usage(run: Run, arguments: tuple[str, ...], message: str, hint: str) -> None:
     shown = run(*arguments)
     assert (shown.code, shown.out, shown.err) == (2, "", f"kmirror: {message}\n  {hint}\n")
+
+
+def test_no_option_takes_another_one_for_its_value(run: Run) -> None:
+    """As of a script's variable that is not set: `promote --report $FILE --dry-run` is never a promote."""
+    shown = run("promote", "--mirror", "m", "--timeout", "--dry-run", *DESTINATION)
+    hint = "a variable may not be set; a value that begins with a dash is written as --timeout=VALUE"
+    assert (shown.code, shown.out, shown.err) == (2, "", f"kmirror: --timeout needs a value\n  {hint}\n")
+
+
+@pytest.mark.parametrize("name", kmirror.list_commands(click.Context(kmirror)))
+def test_no_option_of_any_verb_does(name: str) -> None:
+    command = kmirror.get_command(click.Context(kmirror), name)
+    assert command is not None
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    flags = [flag for one in options for flag in one.opts]
+    for flag in [flag for one in options if not (one.is_flag or one.count) for flag in one.opts]:
+        for other in [*flags, "--dryrun", "--topics=orders", "--"]:
+            with pytest.raises(UsageError, match=f"{flag} needs a value"):
+                command.make_context(name, [flag, other])
+
+
+def test_a_value_may_begin_with_dashes(run: Run) -> None:
+    shown = run("promote", "--mirror", "m", "--report=--dry-run", "--timeout", "-5s", *DESTINATION)
+    assert shown.err.startswith("kmirror: --timeout: -5s is negative")
 
 
 @pytest.mark.parametrize("json_flag", [("--json",), ("--output", "json"), ("--output=json",)])

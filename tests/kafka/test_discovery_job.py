@@ -103,6 +103,18 @@ def test_new_topics_become_mirror_topics_as_add_makes_them(
     assert mirror.look() == []
 
 
+def test_what_an_add_of_names_excludes_is_not_discovered_either(
+    cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str
+) -> None:
+    mirror = discovered(topics_include=f"{prefix}.*")
+    for name in ("a", "secret"):
+        make_topic(cluster_pair.source, f"{prefix}-{name}")
+    done = add(mirror.destination, mirror.mirror, selector(f"{prefix}-a"), exclude=selector(f"{prefix}-secret"))
+    assert done.exit_code == ExitCode.OK, done
+    assert mirror.look() == []
+    assert set(mirror.topics()) == {f"{prefix}-a"}
+
+
 def test_a_run_uses_the_connections_of_the_last_one_unless_something_went_wrong_or_changed(
     cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from kmirror.ops.base.context import Destination, change
 from kmirror.ops.jobs.settings_sync import SettingsSyncJob
 from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.create import create
+from kmirror.ops.mirrors.recover import recover
 from kmirror.ops.show.describe import describe
 from kmirror.state.records import PENDING_ADD, DesiredState, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes, State
@@ -339,13 +340,17 @@ def test_a_mirror_topic_that_was_deleted_is_created_again_when_asked(
 ) -> None:
     topic = unique_topic()
     make_topic(cluster_pair.source, topic)
-    name = new_mirror(destination, cluster_pair.source)
+    name = new_mirror(destination, cluster_pair.source, topic_prefix="p.")
     add(destination, name, selector(topic))
-    first = destination.state().topic(name, topic)
-    delete_topic(cluster_pair.destination, topic)
-    assert describe(destination, name)[0].reason is Reason.DESTINATION_TOPIC_DELETED
-    assert outcomes(add(destination, name, selector(topic))) == {topic: "DONE"}
-    again = destination.state().topic(name, topic)
+    first = destination.state().topic(name, f"p.{topic}")
+    delete_topic(cluster_pair.destination, f"p.{topic}")
+    (row,) = describe(destination, name)
+    assert row.reason is Reason.DESTINATION_TOPIC_DELETED
+    assert f"to mirror it again: kmirror add --mirror {name} --topics {topic}, if" in (row.error_message or "")
+    (refused,) = recover(destination, name).results
+    assert f": kmirror add --mirror {name} --topics {topic}, if" in (refused.hint or "")
+    assert outcomes(add(destination, name, selector(topic))) == {f"p.{topic}": "DONE"}
+    again = destination.state().topic(name, f"p.{topic}")
     assert first is not None
     assert again is not None
     assert again.destination_topic_id != first.destination_topic_id
@@ -380,6 +385,7 @@ BAD: dict[str, tuple[Callable[[Destination, str], Any], type[Exception]]] = {
         lambda d, name: add(d, name, selector("t.*"), exclude=selector("t.*"), dry_run=True),
         UsageError,
     ),
+    "a name that is excluded": (lambda d, name: add(d, name, selector("t"), exclude=selector("t.*")), UsageError),
 }
 
 

@@ -53,6 +53,21 @@ def request(mirror: str, timeout_ms: int | None = 60_000) -> PromoteRequest:
     return PromoteRequest(mirror, idle_ms=0, timeout_ms=timeout_ms, together=True)
 
 
+def test_a_name_or_pattern_that_matches_nothing_stops_nothing(
+    cluster_pair: ClusterPair, destination: Destination, tmp_path: Path
+) -> None:
+    first, stays = unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, first, stays)
+    file = tmp_path / "batch-1.txt"
+    file.write_text(f"{first}\n{stays} # the big one\n", encoding="utf-8")
+    words = ["promote", "--mirror", mirror, "--idle", "0s", "--timeout", "20s"]
+    words += ["--bootstrap-server", cluster_pair.destination.bootstrap_servers]
+    for more in (["--exclude", f"{stays}s"], ["--exclude", "none[.].*", "--batch", "1"], ["--topics", f"@{file}"]):
+        assert main([*words, *more]) == ExitCode.REFUSED
+        assert main([*words, *more, "--dry-run"]) == ExitCode.REFUSED
+    assert states(destination, mirror) == {first: TopicState.PENDING_MIRROR, stays: TopicState.PENDING_MIRROR}
+
+
 @pytest.mark.slow
 def test_no_topic_is_stopped_before_all_are_ready(
     cluster_pair: ClusterPair, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -118,7 +118,29 @@ def test_expressions_are_kept_for_later_topics_and_names_are_not() -> None:
     assert chosen.results == ()
     assert chosen.filters.apply(Settings()) == {"topics.include": "pay.*", "topics.exclude": "pay-x"}
     assert chosen.warnings == ("pay.* matches no topic of the source yet",)
-    assert not choose("orders", topics("orders"), exclude="pay-x").filters
+
+
+def test_an_exclusion_is_kept_where_topics_are_discovered() -> None:
+    for kind in (
+        "topics.include=.*",
+        "auto.create.mirror.topics.enable=true\nauto.create.mirror.topics.filters="
+        '{"topicFilters":[{"name":"*","patternType":"LITERAL","filterType":"INCLUDE"}]}',
+    ):
+        chosen = choose("orders", topics("orders"), kind, exclude="pay-x")
+        assert (chosen.filters.exclude_gains, chosen.warnings) == (("pay-x",), ())
+        # nothing is changed by an add that is refused
+        assert not choose("no-orders", topics("orders"), kind, exclude="pay-x").filters
+    alone = choose("orders", topics("orders"), exclude="pay-x")
+    assert (bool(alone.filters), alone.warnings) == (
+        False,
+        ("--exclude pay-x is not kept: this mirror discovers no topics",),
+    )
+
+
+@pytest.mark.parametrize("exclude", ["orders", "ord.*"])
+def test_a_name_that_is_excluded_too_is_a_contradiction(exclude: str) -> None:
+    with pytest.raises(UsageError, match="--topics and --exclude contradict each other: orders"):
+        choose("orders,pay.*", topics("orders", "pay-1"), exclude=exclude)
 
 
 def test_an_expression_that_matches_nothing_is_refused_and_not_kept() -> None:

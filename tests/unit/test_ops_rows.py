@@ -452,6 +452,8 @@ def test_a_mirror_topic_that_was_deleted_is_failed_whatever_bears_its_name(now_t
     assert found.destination_offset is None
     assert found.lag == (found.source_offset or 0) - (found.source_log_start or 0) > 0, "its whole log"
     assert f"{TOPIC.destination_topic_id}" in (found.error_message or "")
+    # add takes source names
+    assert f"mirror it again: kmirror add --mirror {TOPIC.mirror} --topics orders, if" in (found.error_message or "")
     assert found.state_time_ms is None, "when is unknown"
     assert "FAILED since" not in (found.error_message or "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kmirror.commands import on_mirror, on_topics
 from kmirror.errors import Reason
+from kmirror.state.records import TopicRecord
 from kmirror.words import at_time
 
 _RESET = "to archive the mirror topic's records and copy the new topic: {recover} --accept-reset"
@@ -33,20 +34,20 @@ _FAILED_STEPS = {
 _FAILED = "fix the cause; a running engine resumes within 5 minutes, or immediately with: {recover}"
 
 
-def next_step(reason: Reason | None, mirror: str, topic: str) -> str:
-    """Return what an operator can do about a FAILED partition, with the command to type."""
+def next_step(reason: Reason | None, mirror: str, topic: str, source_topic: str) -> str:
+    """Return what an operator can do about a FAILED partition of a mirror topic, with the command to type."""
     step = _FAILED if reason is None else _FAILED_STEPS.get(reason, _FAILED)
     return step.format(
         recover=on_topics("recover", mirror, [topic]),
-        add=on_topics("add", mirror, [topic]),
+        add=on_topics("add", mirror, [source_topic]),
         check=on_mirror("check", mirror),
     )
 
 
-def failure_text(message: str | None, since_ms: int | None, reason: Reason | None, mirror: str, topic: str) -> str:
+def failure_text(message: str | None, since_ms: int | None, reason: Reason | None, topic: TopicRecord) -> str:
     """Return the text for a FAILED partition: what happened, since when (epoch ms), what to type."""
     since = [] if since_ms is None else [f"FAILED since {at_time(since_ms)}"]
-    return "; ".join([message or "FAILED", *since, next_step(reason, mirror, topic)])
+    return "; ".join([message or "FAILED", *since, next_step(reason, topic.mirror, topic.topic, topic.source_topic)])
 
 
 _REFUSED = (

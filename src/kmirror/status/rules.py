@@ -207,7 +207,7 @@ def _with_cause(
     if topic.rebuild is not None:
         return _being_rebuilt(topic.rebuild, shared.destination)
     if status.state is PartitionState.FAILED:
-        text = failure_text(status.message, status.since_ms, status.reason, topic.mirror, topic.topic)
+        text = failure_text(status.message, status.since_ms, status.reason, topic)
         return status._replace(message=text)
     if health.problem is not None:
         return status._replace(reason=health.reason, message=health.problem)

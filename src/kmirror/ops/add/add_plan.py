@@ -160,18 +160,22 @@ def select(
 ) -> Selection:
     """Choose among the source topics found, and decide how the mirror's filters change.
 
-    Regular expressions are added to the filters, and `exclude` with them. Missing names and expressions without a match
-    are refused, or with `allow_missing` also added. A pattern in `topics` is removed from the mirror's exclude list.
-    `login` is of the source.
+    Regular expressions are added to the filters, and `exclude` if the mirror discovers topics then. Missing names and
+    expressions without a match are refused, or with `allow_missing` also added. A pattern in `topics` is removed from
+    the mirror's exclude list. `login` is of the source.
+
+    Raises:
+        UsageError: a name in `topics` is excluded too.
     """
+    if contradicted := exclude.select(topics.names):
+        names = ", ".join(contradicted)
+        raise UsageError(f"--topics and --exclude contradict each other: {names}", "leave it out of one of them")
     results: list[TopicResult] = []
     missing: list[str] = []
     chosen: set[str] = set()
     stored_exclude = TopicSelector(tuple(p for p in settings.topics_exclude.patterns if p not in topics.patterns))
     for name in topics.names:
         topic = found.get(name)
-        if exclude.matches(name):
-            continue
         here = settings.topic_prefix + name
         if topic is not None and topic.error_code not in (0, Code.UNKNOWN_TOPIC_OR_PARTITION):
             results.append(_not_described(here, name, topic.error_code, login))
@@ -215,9 +219,11 @@ def select(
     else:
         results += [_matches_nothing(pattern, found) for pattern in unmatched]
         kept = TopicSelector(tuple(p for p in expressions.patterns if p not in unmatched))
-    return Selection(
-        tuple(sorted(chosen)), tuple(results), _filter_change(settings, kept, exclude, topics), tuple(warnings)
-    )
+    is_kept = bool(kept.patterns or (chosen and settings.discovers))
+    if exclude.patterns and chosen and not is_kept:
+        warnings.append(f"--exclude {exclude} is not kept: this mirror discovers no topics")
+    filters = _filter_change(settings, kept, exclude if is_kept else TopicSelector(), topics)
+    return Selection(tuple(sorted(chosen)), tuple(results), filters, tuple(warnings))
 
 
 def _matches_nothing(pattern: str, found: Mapping[str, TopicMetadata]) -> TopicResult:
@@ -241,7 +247,7 @@ def _filter_change(
     included, excluded = settings.topics_include.patterns, settings.topics_exclude.patterns
     return FilterChange(
         tuple(p for p in kept.patterns if p not in included),
-        tuple(p for p in exclude.patterns if p not in excluded) if kept.patterns else (),
+        tuple(p for p in exclude.patterns if p not in excluded),
         tuple(p for p in excluded if p in meant.patterns),
     )
 

@@ -137,8 +137,8 @@ def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector 
     if missing := topics.missing_names(both):
         raise RefusedError(f"{_some(missing)}: the new primary has no such topic", "check the names")
     names = [name for name in topics.select(both) if name in topics.names or name in here]
-    if not names:
-        raise RefusedError(f"no topic that exists on both clusters matches {topics}", "check the patterns")
+    if missing := topics.unmatched(names):
+        raise RefusedError(f"no topic that exists on both clusters matches {_some(missing)}", "check the patterns")
     return names
 
 

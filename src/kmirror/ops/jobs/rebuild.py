@@ -200,7 +200,8 @@ class RebuildAttempt:
         if not is_there(self.destination.client, record.topic, record.destination_topic_id):
             raise RefusedError(
                 f"mirror topic {record.topic} was deleted or recreated",
-                "nothing of it can be archived; to mirror it again: " + on_topics("add", record.mirror, [record.topic]),
+                "nothing of it can be archived; to mirror it again: "
+                + on_topics("add", record.mirror, [record.source_topic]),
                 Reason.DESTINATION_TOPIC_DELETED,
             )
         return self._record(replace(rebuild, ranges=self._ranges(rebuild)))

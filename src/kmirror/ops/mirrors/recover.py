@@ -132,7 +132,7 @@ def _decide(row: PartitionRow, consent: Consent) -> _Retry | TopicResult:
     partition = TopicPartition(row.topic, row.partition)
     # a destination that lost records can keep the rest, or have it archived
     is_rest_archived = row.reason is Reason.DESTINATION_TRUNCATED and consent.divergence and not consent.loss
-    hint = next_step(row.reason, row.mirror, row.topic)
+    hint = next_step(row.reason, row.mirror, row.topic, row.source_topic)
     if row.reason is Reason.DESTINATION_TOPIC_DELETED:
         return TopicResult(row.topic, row.partition, Outcome.REFUSED, row.error_message, row.reason, hint=hint)
     if row.reason in RESET_REASONS | _DIVERGENCES or is_rest_archived:
@@ -281,7 +281,7 @@ def _wait(
                 continue
             row = report.row
             if row.state is PartitionState.FAILED:
-                hint = next_step(row.reason, mirror, partition.topic)
+                hint = next_step(row.reason, mirror, partition.topic, topic.source_topic if topic else partition.topic)
                 results[partition] = TopicResult(*partition, Outcome.FAILED, row.message, row.reason, hint=hint)
             elif row.state is PartitionState.MIRRORING:
                 results[partition] = _done(retry, f"resumed copying{retry.note}")

@@ -86,9 +86,7 @@ def promote_in_batches(
     began, began_ms, event = time.monotonic(), now_ms(), stopping or threading.Event()
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
-    if request.exclude is not None:
-        chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
+    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}", request.exclude)
     left = [topic.topic for topic in chosen if not is_stopped(topic)]
     batches = [left[first : first + size] for first in range(0, len(left), size)]
     if dry_run or not batches:

@@ -78,28 +78,30 @@ def remove(
         UnreachableError: the destination does not answer; run the same command again to continue.
     """
     runner = StepRunner(checkpoint, acts=not dry_run)
-    state, record, chosen = _chosen(destination, mirror, topics, runner)
+    state, record, chosen = _chosen(destination, mirror, topics, runner, each=False)
     names, lost = _source_patterns(topics, chosen, stored_settings(record.settings).topic_prefix)
     request = StopRequest(mirror, "remove", tuple(topic.topic for topic in chosen), Reason.REMOVED, exclude=names)
     warnings = [f"{p} is not a pattern of source names: later topics that match it are still discovered" for p in lost]
+    unmatched = topics.unmatched(topic.topic for topic in chosen)
+    warnings += [f"{p} matches no mirror topic of mirror {mirror}: no topic was stopped for it" for p in unmatched]
     return _stop(destination, state, record, request, chosen, runner, warnings)
 
 
 def _chosen(
-    destination: Destination, name: str, topics: TopicSelector | None, runner: StepRunner
+    destination: Destination, name: str, topics: TopicSelector | None, runner: StepRunner, *, each: bool = True
 ) -> tuple[State, MirrorRecord, list[TopicRecord]]:
     """Return the stored state, the mirror and the topics to stop."""
     if runner.acts:
         destination.will_change(name)
-    return _read(destination, name, topics)
+    return _read(destination, name, topics, each=each)
 
 
 def _read(
-    destination: Destination, name: str, topics: TopicSelector | None
+    destination: Destination, name: str, topics: TopicSelector | None, *, each: bool = True
 ) -> tuple[State, MirrorRecord, list[TopicRecord]]:
     state = destination.state()
     mirror = require_mirror(state, name)
-    return state, mirror, select_topics(state.topics(name), topics, f"of mirror {name}")
+    return state, mirror, select_topics(state.topics(name), topics, f"of mirror {name}", each=each)
 
 
 def _source_patterns(

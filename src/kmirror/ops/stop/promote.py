@@ -123,9 +123,7 @@ def promote(
     claim = Claim(destination, request.mirror, show.say)
     state = destination.state()
     mirror = require_mirror(state, request.mirror)
-    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}")
-    if request.exclude is not None:
-        chosen = [topic for topic in chosen if not request.exclude.matches(topic.topic)]
+    chosen = select_topics(state.topics(mirror.name), request.topics, f"of mirror {mirror.name}", request.exclude)
     waiting = {topic.topic: topic for topic in chosen if not is_stopped(topic)}
     if dry_run and waiting:
         require_own_rights(destination)
