@@ -70,7 +70,7 @@ def test_records_of_a_file_land_where_it_says(destination_cluster: SandboxCluste
         row(topic, 0, 1, key=None, value="AP8=", encoding="base64", headers=[{"key": "h", "value": "AA=="}]),
         row(topic, 1),
     )
-    drill = kmirror(destination_cluster, "append", "--file", file, "--dry-run", "--json")
+    drill = kmirror(destination_cluster, "append", file, "--dry-run", "--json")
     assert drill.returncode == 0, drill.stderr
     messages = [one["message"] for one in json.loads(drill.stdout)["results"]]
     assert messages == ["2 records would be appended at offsets 0 to 1", "1 record would be appended at offset 0"]

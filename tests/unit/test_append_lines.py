@@ -83,3 +83,11 @@ def test_a_gap_or_a_repeat_is_refused(offsets: tuple[int, ...]) -> None:
 def test_a_file_without_records_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="has no records"):
         spans_of("file", read("\n"))
+
+
+def test_a_topic_that_is_given_is_that_of_all_lines() -> None:
+    without = json.dumps({name: value for name, value in PLAIN.items() if name != "topic"})
+    (one,) = read_lines("file", [without], "t")
+    assert one == Line(TopicPartition("t", 1), Record(7, 5, "ä".encode(), None))
+    with pytest.raises(UsageError, match="its topic is t, not other"):
+        list(read_lines("file", [line()], "other"))

@@ -40,7 +40,8 @@ def check_arguments(parameters: Iterable[click.Parameter], words: Sequence[str])
             continue
         if not equals:
             value = next(left, " ")
-            require_value(flag, value, flags)
+            if not isinstance(option.flag_value, str):  # else it may have none
+                require_value(flag, value, flags)
         if not value and option.metavar in _NEVER_EMPTY:
             raise UsageError(f"{flag} is empty", "give a value, or leave it out; a variable may not be set")
         if not _is_text(value) and option.metavar not in _ANY_BYTES and not value.startswith("@"):

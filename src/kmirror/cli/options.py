@@ -272,7 +272,7 @@ def flag_option(flag: str, text: str, *, name: str | None = None) -> click.Optio
 def file_option(flag: str, text: str, *, required: bool = False, short: str | None = None) -> click.Option:
     """Return an option whose value is a file name."""
     return click.Option(
-        [*filter(None, (short, flag))], metavar="FILE", required=required, help=text, shell_complete=_files
+        [*filter(None, (short, flag))], metavar="FILE", required=required, help=text, shell_complete=offered_files
     )
 
 
@@ -399,7 +399,8 @@ def _logging(session: Session) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def offered_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return what makes the shell offer files."""
     return [CompletionItem(incomplete, type="file")]
 
 

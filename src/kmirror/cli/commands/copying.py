@@ -26,6 +26,7 @@ from kmirror.cli.options import (
     file_option,
     flag_option,
     mirror_option,
+    offered_files,
     topics_option,
     verb,
 )
@@ -288,23 +289,28 @@ class ServiceManager:
     " partition, offset, timestamp, key, value, and optionally headers and encoding (text or base64). Nothing is"
     " written unless each partition's log ends exactly where its first record belongs. Mirror topics must be paused or"
     " stopped.",
-    file_option("--file", "JSON lines file, one record per line.", required=True),
+    click.Option(["--topic"], metavar="TOPIC", help="All records are for this topic; lines may leave it out."),
+    file_option("--file", "JSON lines file, one record per line; the same as FILE."),
+    click.Argument(["path"], required=False, metavar="[FILE]", shell_complete=offered_files),
     examples=(
-        "kmirror append --file records.jsonl --dry-run --bootstrap-server b:9092",
-        "kmirror append --file records.jsonl --yes --json --bootstrap-server b:9092",
+        "kmirror append --topic orders records.jsonl --dry-run --bootstrap-server b:9092",
+        "kmirror append records.jsonl --yes --json --bootstrap-server b:9092",
     ),
     changes=True,
 )
-def append_verb(call: Call, file: str) -> int:
+def append_verb(call: Call, topic: str | None, file: str | None, path: str | None) -> int:
     from kmirror.ops.append.append_file import append
 
+    if (path is None) == (file is None):
+        raise UsageError("name one file of records", "as in `kmirror append --topic orders records.jsonl`")
+    file = path or file or ""
     with call.destination() as destination:
-        done = append(destination, file, dry_run=call.dry_run or not call.yes)
+        done = append(destination, file, topic, dry_run=call.dry_run or not call.yes)
         if not call.dry_run and not call.yes and done.exit_code == ExitCode.OK:
             for row in done.results:
                 call.output.screen.note(f"{row.topic}-{row.partition}: {row.message}")
             for warning in done.warnings:
                 call.output.screen.note(f"warning: {warning}")
             call.require_yes(f"Append these records on cluster {destination.cluster_id}?")
-            done = append(destination, file)
+            done = append(destination, file, topic)
     return call.show(done)

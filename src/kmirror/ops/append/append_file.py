@@ -43,14 +43,16 @@ Spans = Mapping[TopicPartition, OffsetSpan]
 Refusals = dict[TopicPartition, KmirrorError]
 
 
-def append(destination: Destination, file: str, *, dry_run: bool = False) -> VerbResult:
+def append(destination: Destination, file: str, topic: str | None = None, *, dry_run: bool = False) -> VerbResult:
     """Append the records of a file at their offsets; one result per partition. If one is refused, nothing is written.
+
+    All must be for `topic`, if that is given.
 
     Raises:
         UsageError: the file is unreadable or invalid.
         UnreachableError: the destination does not answer.
     """
-    spans = spans_of(file, _lines(file))
+    spans = spans_of(file, _lines(file, topic))
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         refusals, warnings = _check(destination, spans)
         good = {partition: span for partition, span in spans.items() if partition not in refusals}
@@ -64,14 +66,14 @@ def append(destination: Destination, file: str, *, dry_run: bool = False) -> Ver
     if dry_run:
         rows = [_row(partition, span, "would be") for partition, span in sorted(spans.items())]
         return VerbResult.of(_VERB, "", rows, dry_run=True, warnings=warnings)
-    rows = _append(destination, file, spans)
+    rows = _append(destination, file, topic, spans)
     return VerbResult.of(_VERB, "", rows, warnings=[*warnings, *_note(destination, rows)])
 
 
-def _lines(file: str) -> Iterator[Line]:
+def _lines(file: str, topic: str | None = None) -> Iterator[Line]:
     try:
         with Path(file).open(encoding="utf-8-sig") as lines:
-            yield from read_lines(file, _bounded(lines))
+            yield from read_lines(file, _bounded(lines), topic)
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
         raise UsageError(f"cannot read {file}: {why}", "name a file with one JSON object a line") from None
@@ -184,7 +186,7 @@ def _refused(spans: Spans, refusals: Refusals) -> Iterator[TopicResult]:
         yield TopicResult(topic_partition.topic, topic_partition.partition, Outcome.REFUSED, message, reason, hint=hint)
 
 
-def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResult]:
+def _append(destination: Destination, file: str, topic: str | None, spans: Spans) -> list[TopicResult]:
     under_way: dict[TopicPartition, deque[PendingAppend]] = {partition: deque() for partition in spans}
     failed: dict[TopicPartition, Exception] = {}
     ends = {partition: span.start for partition, span in spans.items()}
@@ -206,7 +208,7 @@ def _append(destination: Destination, file: str, spans: Spans) -> list[TopicResu
         for partition, span in spans.items():
             if (refusal := _misplaced(out, partition, span)) is not None:
                 failed[partition] = refusal
-        for partition, record in _lines(file):
+        for partition, record in _lines(file, topic):
             if partition in failed:
                 continue
             if record.offset != expected.get(partition):

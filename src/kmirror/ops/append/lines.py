@@ -41,8 +41,10 @@ class OffsetSpan:
     end: int
 
 
-def read_lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
+def read_lines(name: str, lines: Iterable[str], topic: str | None = None) -> Iterator[Line]:
     """Parse the lines of a file; `name` is for messages. Empty lines are skipped.
+
+    All are for `topic`, if that is given: then they may leave it out.
 
     Raises:
         UsageError: a line is invalid; names it.
@@ -50,7 +52,7 @@ def read_lines(name: str, lines: Iterable[str]) -> Iterator[Line]:
     for number, text in enumerate(lines, 1):
         if text.strip():
             try:
-                yield _line(text)
+                yield _line(text, topic)
             except (ValueError, TypeError) as error:
                 raise UsageError(
                     f"{name}, line {number}: {error}", "`kmirror help append-at-offset` shows the format"
@@ -77,13 +79,15 @@ def spans_of(name: str, lines: Iterable[Line]) -> dict[TopicPartition, OffsetSpa
     return spans
 
 
-def _line(text: str) -> Line:
+def _line(text: str, topic: str | None) -> Line:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
         raise TypeError("not a JSON object")
+    if topic is not None and found.setdefault("topic", topic) != topic:
+        raise ValueError(f"its topic is {found['topic']}, not {topic}")
     if unknown := sorted(found.keys() - _KEYS):
         raise ValueError(f"unknown key {unknown[0]}")
     if missing := sorted(_KEYS - _OPTIONAL - found.keys()):
