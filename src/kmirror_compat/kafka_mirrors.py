@@ -153,7 +153,7 @@ def _topics_by_mirror(request: Request, state: State) -> dict[str, list[str]]:
 
     mirrors = [known_mirror(state, name) for name in request.mirrors] or list(state.mirrors)
     known = [topic for mirror in mirrors for topic in state.topics(mirror.name)]
-    selector, each = TopicSelector.parse(request.topics), request.verb != "describe"
+    selector, each = TopicSelector.parse(request.topics), request.verb not in {"describe", "remove"}
     chosen = select_topics(known, selector, "on this destination", each=each)
     living = {topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED}
     found: dict[str, list[str]] = {}

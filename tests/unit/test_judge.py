@@ -407,3 +407,11 @@ def test_a_log_back_in_its_filler_skips_nothing_that_was_never_copied() -> None:
     found = verdict(seen(**FILLING), 110, begun=True)
     assert isinstance(found, Fail)
     assert (found.reason, found.offset) == (Reason.DESTINATION_TRUNCATED, 100)
+
+
+def test_filler_that_came_back_is_trimmed_after_an_accepted_loss() -> None:
+    accepted = replace(ASSIGNMENT, recovery=Recovery(1, 100, 130))
+    facts = seen(
+        destination_log_start=0, destination_log_end=100, source_log_start=130, only_filler=True, tail=TailMatch.NOTHING
+    )
+    assert judge(accepted, 120, facts, begun=True) == Copy(100, skip_to=130, trim_to=100)

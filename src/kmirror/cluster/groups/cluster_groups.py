@@ -49,6 +49,8 @@ _BY_NAME = 9
 _GROUPS_AT_ONCE = 50
 #: How many commits to send before the first is answered: at first, and at most, if that takes less than these seconds.
 _LEAST_COMMITS, _MOST_COMMITS, _PART_SECONDS = 8, 64, 0.5
+#: How many offsets of several groups to commit at once: answers that are not read yet must fit into buffers.
+_MOST_OFFSETS = 1000
 #: The state of a group without members; every other state means members.
 _EMPTY_STATES = {"Empty", "Dead"}
 #: The codes for a commit that does not fit into a batch of `__consumer_offsets`; brokers since 4.0 have only the first.
@@ -124,8 +126,12 @@ class ClusterGroups:
                 )
             self.client.pause(0)
 
-    def committed(self, groups: Mapping[str, GroupKind]) -> dict[str, dict[TopicPartition, Committed] | int]:
+    def committed(
+        self, groups: Mapping[str, GroupKind], topics: Collection[str] | None = None
+    ) -> dict[str, dict[TopicPartition, Committed] | int]:
         """Return the committed offsets of groups, for all topics that we may see; or the error code of a group.
+
+        Offsets of other topics than `topics` may be missing; default: of none.
 
         A group that does not exist has committed nothing.
 
@@ -137,7 +143,7 @@ class ClusterGroups:
             shared = [group for group in some if groups[group] is GroupKind.SHARE]
             found: dict[str, Any] = {}
             if shared and share_offsets.are_supported(connection):
-                for group, (code, offsets) in share_offsets.describe(connection, shared, timeout).items():
+                for group, (code, offsets) in share_offsets.describe(connection, shared, timeout, topics).items():
                     known = {partition: Committed(offset) for partition, offset in offsets.items()}
                     found[group] = known if code in (0, GROUP_ID_NOT_FOUND) else code
             elif shared:
@@ -186,11 +192,12 @@ class ClusterGroups:
                 if knows_shares or wanted[group][0] is not GroupKind.SHARE
             }
             unsupported = dict.fromkeys(set(some) - requests.keys(), UNSUPPORTED_VERSION)
-            answers = _asked_in_parts(connection, requests, timeout)
+            answers = _asked_in_parts(connection, requests, sizes, timeout, slowest)
             sent.update(answers)
             return unsupported | answers
 
-        seconds, sent = timeout or self._timeout, set[str]()
+        seconds, sent, slowest = timeout or self._timeout, set[str](), dict[str, float]()
+        sizes = {group: len(offsets) for group, (_, offsets) in wanted.items()}
         deadline = time.monotonic() + seconds
         found: dict[str, dict[TopicPartition, int]] = {}
         for group, answer in self._per_coordinator(sorted(wanted), ask, seconds).items():
@@ -304,9 +311,10 @@ class ClusterGroups:
         coordinated: tuple[int, Sequence[str]],
     ) -> dict[str, Any]:
         node_id, some = coordinated
-        broker = self._brokers[node_id]
+        broker, until = self._brokers[node_id], time.monotonic() + timeout
         try:
-            return ask(self.client.connect(node_id, broker.host, broker.port, timeout=timeout), some, timeout)
+            connection = self.client.connect(node_id, broker.host, broker.port, timeout=timeout)
+            return ask(connection, some, seconds_left(until))
         except (OutcomeUnknown, UnreachableError):
             return dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
 
@@ -369,21 +377,42 @@ def _fetch(connection: Connection, groups: Sequence[str], timeout: float) -> dic
     return found
 
 
-def _asked_in_parts(connection: Connection, requests: Mapping[str, Exchange], timeout: float) -> dict[str, Any]:
-    """Send requests, more at a time while they are answered soon; return what is known of those sent in time."""
+def _asked_in_parts(
+    connection: Connection,
+    requests: Mapping[str, Exchange],
+    sizes: Mapping[str, int],
+    timeout: float,
+    slowest: dict[str, float],
+) -> dict[str, Any]:
+    """Send requests, more at a time while they are answered soon; return what is known of those sent in time.
+
+    `slowest` has how long the last part took at each address: no other is begun with less time left.
+    """
     deadline, left = time.monotonic() + timeout, list(requests)
     found: dict[str, Any] = {}
-    size, took = _LEAST_COMMITS, 0.0
+    size, took = _LEAST_COMMITS, slowest.get(connection.address, 0.0)
     while left and (seconds := deadline - time.monotonic()) > took:
-        some, left = left[:size], left[size:]
+        some = _first_of(left, sizes, size)
+        left = left[len(some) :]
         try:
             answers = connection.request_all([requests[group] for group in some], timeout=seconds)
         except OutcomeUnknown:
             return found | dict.fromkeys(some, int(Code.BROKER_NOT_AVAILABLE))
         found |= {group: _worst_of(codes) for group, codes in zip(some, answers, strict=True)}
-        took = seconds - (deadline - time.monotonic())
+        took = slowest[connection.address] = seconds - (deadline - time.monotonic())
         size = min(2 * size, _MOST_COMMITS) if took < _PART_SECONDS else max(size // 2, 1)
     return found
+
+
+def _first_of(groups: Sequence[str], sizes: Mapping[str, int], most: int) -> list[str]:
+    """Return the first groups, `most` at most, and with several no more than `_MOST_OFFSETS` offsets."""
+    some, offsets = [groups[0]], sizes[groups[0]]
+    for group in groups[1:most]:
+        offsets += sizes[group]
+        if offsets > _MOST_OFFSETS:
+            break
+        some.append(group)
+    return some
 
 
 def _committing(group: str, kind: GroupKind, offsets: Offsets) -> Exchange:

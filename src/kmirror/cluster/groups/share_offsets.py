@@ -9,7 +9,7 @@ Encoded by hand, since no Python library knows these requests.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.codes import Code
@@ -47,16 +47,18 @@ def are_supported(connection: Connection) -> bool:
 
 
 def describe(
-    connection: Connection, groups: Sequence[str], timeout: float
+    connection: Connection, groups: Sequence[str], timeout: float, topics: Collection[str] | None = None
 ) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
-    """Return each group's error code and the offsets that it has; LEADER_NOT_AVAILABLE if one of them is not known.
+    """Return each group's error code and the offsets that it has.
+
+    The code is LEADER_NOT_AVAILABLE if an offset of these `topics` is not known; default: of any topic.
 
     Raises:
         OutcomeUnknown: no whole answer in time.
         FrameError: an answer that cannot be read.
     """
     body = _array(compact_string(group) + _NULL_ARRAY + NO_TAGS for group in groups) + NO_TAGS
-    return decode_described(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout))
+    return decode_described(connection.ask(DESCRIBE_API_KEY, _VERSION, body, timeout), topics)
 
 
 def altering(group: str, offsets: Mapping[TopicPartition, int]) -> Exchange:
@@ -86,7 +88,9 @@ def _array(elements: Iterable[bytes]) -> bytes:
 
 
 @decodes("DescribeShareGroupOffsets")
-def decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
+def decode_described(
+    frame: memoryview, of_topics: Collection[str] | None = None
+) -> dict[str, tuple[int, dict[TopicPartition, int]]]:
     """Decode an answer's frame, from its correlation id on. Raises FrameError."""
     position = skip_tagged_fields(frame, 4) + INT32.size  # the header's tags, and the throttle
     groups, position = read_unsigned_varint(frame, position)
@@ -103,7 +107,7 @@ def decode_described(frame: memoryview) -> dict[str, tuple[int, dict[TopicPartit
                 partition, offset, _, code = _DESCRIBED.unpack_from(frame, position)
                 _, position = read_compact_string(frame, position + _DESCRIBED.size)
                 position = skip_tagged_fields(frame, position)
-                is_known &= not code
+                is_known &= not code or (of_topics is not None and topic not in of_topics)
                 if not code and offset >= 0:
                     offsets[TopicPartition(topic or "", partition)] = offset
             position = skip_tagged_fields(frame, position)

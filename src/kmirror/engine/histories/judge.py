@@ -193,7 +193,9 @@ def judge(
     if facts.trouble:
         return Wait(facts.trouble)
     if begun and facts.only_filler and not _is_back_in_filler(acknowledged, facts, first_offset):
-        facts = replace(facts, only_filler=False)
+        # from 0 on it is filler that must be trimmed; in a log that starts later they are copied records
+        filled = facts.destination_log_end if facts.destination_log_start == 0 else None
+        facts = replace(facts, only_filler=False, filler_end=filled)
     return (
         _wrong_identity(assignment, facts)
         or _fenced(assignment, facts)

@@ -133,7 +133,7 @@ def read_source_groups(
         # no broker lists a group while its coordinator moves: groups that were synced before are asked for by name
         known = {one.group: GroupKind(one.kind) for one in state.groups(mirror.name) if one.group not in all_listed}
         listed = {name: kind for name, kind in {**known, **kinds}.items() if settings.selects_group(name)}
-        committed = source.committed(listed)
+        committed = source.committed(listed, topics.names)
         unreadable = {
             name: f"{code_name(answer)} ({answer})" for name, answer in committed.items() if isinstance(answer, int)
         }

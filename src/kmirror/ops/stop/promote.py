@@ -239,10 +239,6 @@ class _Promotion:
         self.stop(self.begun)
         return True
 
-    def finish_first(self) -> None:
-        """Finish them, or leave that to the wait."""
-        self.bear(self.finish_begun)
-
     def rehearse_begun(self) -> None:
         """Report that their stops would be finished."""
         why = "would be stopped now: a promote had started to stop it"
@@ -264,7 +260,9 @@ class _Promotion:
             missing = self.readiness.missing.get(topic)
             what = (missing and missing.what) or self.blockers.get(topic) or "it was about to be stopped"
             row = not_stopped(topic, why, what, missing, self.unknown, begun=topic in self.begun)
-            self.done.results.append(not_stopped_together(topic, self.failed) if self.failed else row)
+            self.done.results.append(
+                not_stopped_together(topic, self.failed) if self.failed and topic not in self.begun else row
+            )
 
     def bear(self, act: Callable[[], bool]) -> bool:
         """Return what `act` does; False, and `unknown` says why, if a cluster does not answer: that may pass."""
@@ -274,7 +272,7 @@ class _Promotion:
         except (KmirrorError, OutcomeUnknown) as error:
             if not is_transient(error):
                 raise
-            self.unknown = one_line(str(error))
+            self.unknown = one_line("; ".join(filter(None, (str(error), getattr(error, "hint", None)))))
             self.show.say(f"unknown now: {self.unknown}")
             self.engine.watch_again()
             return False
@@ -380,10 +378,13 @@ class _Promotion:
                 self.drop(name, [taken_row(name, topic)])
             else:
                 self.waiting[name] = topic
-        self.begun = begun
+        self.begun = [*begun, *stopped]
         if stopped:
-            mirror, topics = require_mirror(state, self.request.mirror), [self.waiting.pop(name) for name in stopped]
+            mirror, topics = require_mirror(state, self.request.mirror), [self.waiting[name] for name in stopped]
             rows, warnings = rows_of_stopped(self.destination, mirror, state, topics, dry_run=False)
+            self.begun = begun
+            for row in rows:
+                self.waiting.pop(row.topic or "", None)
             self.done.results += rows
             self.done.warnings += warnings
 
@@ -404,8 +405,8 @@ class _Promotion:
         if not going or self.failed or self.stopping.is_set():
             return False
         groups = [row for row in check.groups if row.topic in going]
-        self.done.groups += groups
-        self.done.warnings += refused_sentences(groups)
+        self.done.groups = [row for row in self.done.groups if row.topic not in going] + groups
+        self.done.warnings += [one for one in refused_sentences(groups) if one not in self.done.warnings]
         self.runner.reached("waited")
         self.stop(going)
         return True
@@ -431,15 +432,16 @@ class _Promotion:
         self.begun, self.has_begun = going, True
         with self.claim.required():
             done = self._walk_stop(going)
-        self.begun, self.state = (), done.state or self.state
+        self.state = done.state or self.state
         if self.producer_block.since_ms:
             self.producer_block.note_writable(done.writable_ms)
         after = check_source_after_stop(self.source, self.waiting, done)
         after.record(self.destination, self.request.mirror)
-        self.done.results += after.rows
         stopped = [self.waiting[name] for name in going if name in self.waiting]
         missing = missing_beginnings(self.destination, self.source, self.request.mirror, stopped)
+        self.done.results += after.rows
         self.done.warnings += [*after.warnings, *missing]
+        self.begun = ()  # not before: after an error on the way, what is stored says that they are stopped
         for name in going:
             self.waiting.pop(name, None)
             if done.has_stopped(name):
@@ -488,7 +490,7 @@ PROMOTE: tuple[Step[_Promotion], ...] = (
     ),
     Step(
         "finish what an interrupted promote has begun to stop",
-        _Promotion.finish_first,
+        lambda promotion: promotion.bear(promotion.finish_begun),  # or leave that to the wait
         rehearse=_Promotion.rehearse_begun,
         needed=lambda promotion: bool(promotion.begun),
     ),

@@ -112,7 +112,7 @@ def lost_rows(topics: Iterable[str], begun: Collection[str], error: KmirrorError
             # that a cluster does not answer must not mean that nothing was changed
             reason = None if isinstance(error, UnreachableError) else reason
         rows.append(TopicResult(one, None, Outcome.FAILED, message, reason, hint=error.hint or RUN_AGAIN))
-    return rows
+    return rows or [TopicResult(None, None, Outcome.FAILED, error.message, error.reason, hint=error.hint)]
 
 
 def taken_row(name: str, topic: TopicRecord | None) -> TopicResult:

@@ -46,15 +46,15 @@ class Step(Generic[W]):
     """One step of a verb: what it `does` in words, and how.
 
     `read` changes nothing and always runs. `act` does what the words say, if it is `needed` by what was read; a dry run
-    says the same words and calls `rehearse`, which changes nothing but the work in memory. `read` and `act` return a
-    name to measure them by, or None.
+    says the same words and calls `rehearse`, which changes nothing but the work in memory. `read` and `act` may return
+    a name to measure them by.
 
     With `recorded` a step is durable: its outcome is stored before `act` returns, and once `recorded` finds it there,
     the step is not done again. Any other step is repeated by each run, and must be repeatable.
     """
 
     does: str
-    act: Callable[[W], str | None] | None = None
+    act: Callable[[W], object] | None = None
     read: Callable[[W], str | None] = _nothing
     rehearse: Callable[[W], object] = _nothing
     needed: Callable[[W], bool] = _always
@@ -123,5 +123,6 @@ class StepRunner:
             if not self.acts or step.act is None:
                 step.rehearse(work)
                 continue
-            self.reached(step.act(work) or name)
+            found = step.act(work)
+            self.reached(found if isinstance(found, str) else name)
             self._checkpoint(step.does)
