@@ -67,7 +67,7 @@ def run_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(*fakes: FakeEngine) -> tuple[Any, list[RunView]]:
         by_mirror, views = {fake.mirror: fake for fake in fakes}, list[RunView]()
         state = State.of([MirrorRecord(name, {}, {}, None, "eve@ops", 0) for name in by_mirror])
-        monkeypatch.setattr(EngineSupervisor, "_start", lambda _, member: by_mirror[member.record.name])
+        monkeypatch.setattr(EngineSupervisor, "_start", lambda _, member, __: by_mirror[member.record.name])
         engines = Engines()
         destination = cast(Destination, SimpleNamespace(config=None))
         with closing(EngineSupervisor(destination, REQUEST, state)) as everyone:
