@@ -76,7 +76,7 @@ def compare_partition(
         one = VisibleLog(source, source_partition, start, end, executor)
         other = VisibleLog(destination, destination_partition, start, end, executor)
         found = compare_logs(one, other, start, end, progress)
-        for log in (one, other):
+        for log in (one, other) if found.obstacle is None else ():
             if log.ended_at is not None and log.ended_at < end:
                 log.require_newest_leader()
         return found
