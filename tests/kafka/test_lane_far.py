@@ -199,7 +199,7 @@ def test_what_is_read_ahead_waits_for_topics_with_priority(looped: Mirror, wire:
 def start_reading_ahead(mirror: Mirror, wire: Wire) -> tuple[Lane, str]:
     """Start a lane far away, over connections of 1 MB/s; return it when it reads its only partition ahead."""
     topic = mirror.topic()
-    write(mirror.source, topic, 10 * MEGABYTES)
+    write(mirror.source, topic, 6 * MEGABYTES)
     wire.answered_bytes_per_second = 1e6
     lane = start_far_away(mirror, wire)
     mirror.wait(lane, lambda: lane.partitions[0].source.role == "ahead")
