@@ -383,8 +383,8 @@ class _Promotion:
             mirror, topics = require_mirror(state, self.request.mirror), [self.waiting[name] for name in stopped]
             rows, warnings = rows_of_stopped(self.destination, mirror, state, topics, dry_run=False)
             self.begun = begun
-            for row in rows:
-                self.waiting.pop(row.topic or "", None)
+            for name in stopped:
+                del self.waiting[name]
             self.done.results += rows
             self.done.warnings += warnings
 
