@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from threading import Timer
 from typing import Any
@@ -344,9 +344,11 @@ def test_the_last_sync_reads_again_what_seems_to_go_back(scene: GroupScene, monk
     committed = ClusterGroups.committed
     older: list[dict[TopicPartition, Committed]] = []
 
-    def as_a_new_coordinator(groups: ClusterGroups, wanted: Mapping[str, GroupKind]) -> dict[str, Any]:
+    def as_a_new_coordinator(
+        groups: ClusterGroups, wanted: Mapping[str, GroupKind], topics: Collection[str] | None = None
+    ) -> dict[str, Any]:
         """Answer once as a coordinator that does not know yet that its last records are replicated."""
-        found = dict(committed(groups, wanted))
+        found = dict(committed(groups, wanted, topics))
         if older and groups.client is not scene.destination.client:
             found[scene.group] = older.pop()
         return found
@@ -429,8 +431,8 @@ def test_a_group_that_cannot_be_read_at_the_source_is_not_shown_as_synced(
         found = listed(groups, **how)
         return {name: one for name, one in found.items() if not (is_source(groups) and name == scene.group)}
 
-    def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind]) -> Any:
-        found = committed_by(groups, wanted)
+    def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind], topics: Collection[str] | None = None) -> Any:
+        found = committed_by(groups, wanted, topics)
         return {name: 30 if is_source(groups) and name == scene.group else one for name, one in found.items()}
 
     with monkeypatch.context() as revoked:
