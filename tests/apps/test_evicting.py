@@ -35,6 +35,7 @@ def test_connected_clients_come_back_through_the_door_with_every_record_once(
         assert all(one.refused > 0 for one in outcomes), "no write met the block of producers"
 
 
+@pytest.mark.slow
 def test_the_settings_on_the_page_can_be_set_and_taken_back(mortal_cluster: SandboxCluster) -> None:
     """The address from which the limit is undone is this one; no broker or client with another address is there."""
     text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -16,6 +16,7 @@ from tests.support.installed_logs import create_topics
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -74,6 +74,7 @@ class Application:
             assert schemas[int(number)] == schema
 
 
+@pytest.mark.slow
 def test_schema_ids_stay(cluster_pair: ClusterPair, tmp_path: Path) -> None:
     a, b = cluster_pair.source, cluster_pair.destination
     moved, unmoved = Application(a), Application(a)

@@ -88,6 +88,7 @@ def test_a_head_takes_two_seconds_at_most() -> None:
         assert time.monotonic() - began > 1.5
 
 
+@pytest.mark.slow
 def test_answers_that_no_client_takes_leave_places_to_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Answer.of_text(HTTPStatus.OK, "x" * 50_000_000)
     monkeypatch.setattr(answers, "ROUTES", {**answers.ROUTES, "/status.json": lambda *_: large})

@@ -59,6 +59,7 @@ def repository(files: Mapping[str, bytes]) -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_a_jar_with_another_checksum_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sound: bool

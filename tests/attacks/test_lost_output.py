@@ -77,6 +77,7 @@ def test_a_mirror_s_life_without_output(mirrored: Mirrored) -> None:
     assert again.returncode == typed(where, "promote", *name, "--topics", "no-such-topic", "--yes").returncode != 0
 
 
+@pytest.mark.slow
 def test_what_only_shows_something_fails_if_that_is_lost(cluster_pair: ClusterPair) -> None:
     where = cluster_pair.destination
     for line in (command(where, "list"), command(where, "list", "--json"), [*command(where, "list")[:3], "--help"]):

@@ -104,6 +104,7 @@ def contains(arguments: list[str], part: tuple[str, ...]) -> bool:
     return any(tuple(arguments[at : at + len(part)]) == part for at in range(len(arguments)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "expected"), [one[1:] for one in BUILDERS], ids=[one[0] for one in BUILDERS])
 @AMOUNTS
 def test_a_shell_reads_the_arguments_back(

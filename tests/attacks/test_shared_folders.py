@@ -79,6 +79,7 @@ def test_no_cache_of_another_user_is_used(tmp_path: Path, monkeypatch: pytest.Mo
     assert refusal.value.hint == "set XDG_CACHE_HOME to a folder of this user that kmirror may write to"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["/proc/1/none", "/proc", ""])
 def test_a_home_that_cannot_be_written(cluster_pair: ClusterPair, home: str) -> None:
     """Verbs work; `run`, which needs a place for Spark's log, says what to set."""

@@ -111,6 +111,7 @@ def shown(screen: Screen) -> str:
 # -- the one sanitiser -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @AMOUNTS
 def test_what_is_shown_is_only_shown(amount: int) -> None:
     def check(text: str) -> None:
@@ -149,6 +150,7 @@ def made_row(kind: Any) -> st.SearchStrategy[Any]:
     return made(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "kind"), TABLES)
 @AMOUNTS
 def test_no_cell_is_obeyed(amount: int, table: Table[Any], kind: Any) -> None:
@@ -179,6 +181,7 @@ def test_documents_are_the_truth(amount: int, table: Table[Any], kind: Any) -> N
     explore(amount // 5, st.lists(made_row(kind), min_size=1, max_size=3), check)
 
 
+@pytest.mark.slow
 @AMOUNTS
 def test_no_sentence_is_obeyed(amount: int) -> None:
     def check(text: str) -> None:
@@ -275,6 +278,7 @@ def poisoned(value: Any, text: str) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_a_report_shows_names_as_text() -> None:
     facts = replace(report_facts(topics=2), history=())
     sound = StrictHtml(page(facts))
@@ -299,6 +303,7 @@ def test_the_page_of_a_running_engine_shows_names_as_text() -> None:
         assert '"' not in markup
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_metrics_stay_lines(name: str) -> None:
     copied = snapshot(row(name), mirror=mirror_record(name or "m"))

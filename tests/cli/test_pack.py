@@ -71,6 +71,7 @@ def test_an_earlier_archive_is_replaced_and_nothing_else(run: Run, tmp_path: Pat
     assert run("pack", "--output", "no/such/folder.tar.gz").code == 2
 
 
+@pytest.mark.slow
 def test_a_python_that_works_only_where_it_is_installed_is_refused(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_when_it_is_asked_for() -> None:
     assert {name for name in modules_after("import kmirror") if name.startswith("kmirror")} == {"kmirror"}
     asked = modules_after("from kmirror import Client, VerbResult")

@@ -461,6 +461,7 @@ def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
     assert (again.exit_code, {row.result for row in again.results}) == (0, {Outcome.NOOP})
 
 
+@pytest.mark.slow
 def test_a_switchover_waits_for_the_operator_where_the_source_had_frozen_a_topic(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
 ) -> None:
@@ -589,6 +590,7 @@ def test_a_stop_names_the_brokers_that_have_not_applied_the_lift(
     delete_acls(pair.at_destination, [denial(topic, "other")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees_acls", [True, False])
 def test_without_the_right_to_change_acls_a_stop_is_finished_once_an_administrator_ran_the_commands(
     pair: Pair, mirror: tuple[Destination, str, RightsJob], *, sees_acls: bool

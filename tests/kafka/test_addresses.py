@@ -187,6 +187,7 @@ def answer_of(ask: Callable[[], T]) -> T:
     return found[0]
 
 
+@pytest.mark.slow
 def test_a_leader_whose_advertised_address_leads_nowhere_is_named_with_the_cause(
     source_cluster: SandboxCluster, destination: Destination
 ) -> None:
@@ -297,6 +298,7 @@ def named(cluster: SandboxCluster) -> str:
     return cluster.bootstrap_servers.replace("127.0.0.1", "a-broker.invalid")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["cannot connect to a-broker.invalid", "another cluster answers"])
 def test_a_daemon_waits_for_its_source(
     names: Names, led: ForgetfulCluster, cluster_pair: ClusterPair, destination: Destination, trouble: str

@@ -156,6 +156,7 @@ def test_a_mirror_topic_is_left_alone_until_it_is_paused(
     assert {end.result, after.result} == {Outcome.DONE, Outcome.REFUSED}, "the stop may have written a marker"
 
 
+@pytest.mark.slow
 def test_an_engine_that_has_not_paused_yet_is_noticed_although_its_clock_is_behind(
     cluster_pair: ClusterPair, destination: Destination, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

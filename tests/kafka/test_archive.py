@@ -76,6 +76,7 @@ __all__ = ["cluster", "quick_to_believe", "short_memory", "small_batches"]
 # -- every kind of log -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_logs_of_every_kind(cluster: SandboxCluster, logs: dict[str, BuiltLog]) -> None:
     def save_log(topic: str, log: BuiltLog) -> str:
         archive = make_archive(cluster, topic)
@@ -155,6 +156,7 @@ def test_a_log_that_starts_above_0(cluster: SandboxCluster) -> None:
     assert_saved(cluster, topic, archive, [(0, 1030)])
 
 
+@pytest.mark.slow
 def test_filler_of_ours_is_omitted(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster)
     left_over = Record(0, now_ms(), FILLER_KEY, None)
@@ -237,6 +239,7 @@ def test_old_records_that_make_brokers_forget(cluster: SandboxCluster) -> None:
 # -- interrupted -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_batches")
 def test_stopped_and_started_again_it_resumes_exactly(cluster: SandboxCluster) -> None:
     topic = make_topic(cluster, 100, old=30)
@@ -278,6 +281,7 @@ def test_killed_at_random_it_resumes_exactly(cluster: SandboxCluster) -> None:
     assert_saved(cluster, topic, archive, [(0, count)])
 
 
+@pytest.mark.slow
 def test_hundreds_of_interruptions_are_no_obstacle(cluster: SandboxCluster) -> None:
     """Each leaves a marker behind the last record, and the next one has to find that."""
     topic = make_topic(cluster, 10)

@@ -157,6 +157,7 @@ def may_alter(move: Move) -> None:
     give(move.admin, acls("cluster", "kafka-cluster", "kmirror", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS"))
 
 
+@pytest.mark.slow
 def test_producers_are_blocked_until_the_destination_takes_their_writes(move: Move) -> None:
     topic, other = move.topics
     request = PromoteRequest(move.mirror, selector(topic), timeout_ms=120_000, block_producers=True)
@@ -348,6 +349,7 @@ def test_a_switchover_hands_the_denial_over_and_the_way_back_lifts_it(move: Move
     assert written(move.source, "app", topic) is None
 
 
+@pytest.mark.slow
 def test_with_rights_on_its_topics_alone_promote_reports_what_the_source_received_after_the_stop(
     move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_what_is_read_of_a_copy_shows_every_harm(source_cluster: SandboxCluster)
         assert found in compare(one, harm, acks, all_acknowledged=True)
 
 
+@pytest.mark.slow
 def test_a_tiered_log_is_read_to_its_end_although_fetches_bring_nothing_for_a_while(tiered_pair: TieredPair) -> None:
     cluster, records = tiered_pair.source, 200
     place = (tiered_topic(cluster, records), 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import pytest
+
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
@@ -46,6 +48,7 @@ def link(source: SandboxCluster, cluster: SandboxCluster, topics: list[str]) -> 
             yield Link(cluster, destination, mirror, job)
 
 
+@pytest.mark.slow
 def test_a_mirror_of_a_mirror_stops_with_the_settings_of_the_first_source(
     cluster_pair: ClusterPair, passing_destination: SandboxCluster
 ) -> None:

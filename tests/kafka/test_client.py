@@ -254,6 +254,7 @@ def test_the_log_end_is_not_the_high_watermark(three_brokers: SandboxCluster) ->
         wait_until(lambda: client.list_offsets({partition: LATEST})[partition].offset == 7)
 
 
+@pytest.mark.slow
 def test_a_leader_that_moved_is_found_again(three_brokers: SandboxCluster) -> None:
     topic = create_topic(three_brokers, replicas=[[2, 1]])
     partition = TopicPartition(topic, 0)
@@ -272,6 +273,7 @@ def test_a_leader_that_moved_is_found_again(three_brokers: SandboxCluster) -> No
             three_brokers.start_broker(2)
 
 
+@pytest.mark.slow
 def test_a_frozen_leader_is_a_missing_answer_and_no_more(three_brokers: SandboxCluster) -> None:
     topic = create_topic(three_brokers, partitions=2, replicas=[[1], [2]])
     one, other = TopicPartition(topic, 0), TopicPartition(topic, 1)

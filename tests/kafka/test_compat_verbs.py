@@ -60,6 +60,7 @@ def column(table: str, name: str) -> list[str]:
     return [row[head.index(name)] for row in rows]
 
 
+@pytest.mark.slow
 def test_as_apache_kafka_documents_it(
     cluster_pair: ClusterPair, destination: Destination, kafka_mirrors: KafkaMirrors, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pytest
 import yaml
 
 from kmirror.cli.main import main as run_kmirror
@@ -48,6 +49,7 @@ def properties_of_broker(service: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_broker_takes_each_property(make_cluster: MakeCluster) -> None:
     wanted = {service: properties_of_broker(service) for service in BROKERS}
     settings = {key: value for key, value in wanted["source"].items() if key not in PLACED}

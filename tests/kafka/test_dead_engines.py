@@ -39,6 +39,7 @@ def renewed(destination: Destination, mirror: str) -> MirrorRecord:
     return mirror_for(destination, state, mirror, {"bootstrap.servers": "new:9092"}, {}, "another-cluster")
 
 
+@pytest.mark.slow
 def test_a_dead_engine_whose_clock_was_ahead_blocks_nothing(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

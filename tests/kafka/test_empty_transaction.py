@@ -67,6 +67,7 @@ def transactions(client: ClusterClient, ids: list[str]) -> Iterator[EmptyTransac
         yield made
 
 
+@pytest.mark.slow
 def test_each_partition_gets_so_many_markers_that_consumers_never_see(
     cluster: SandboxCluster, client: ClusterClient, transactions: EmptyTransactions
 ) -> None:
@@ -249,6 +250,7 @@ def fill_until_killed(properties: Mapping[str, str], ids: Sequence[str], partiti
         transactions.fill({partition: many})
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_leaves_nothing_that_its_successor_does_not_end(
     cluster: SandboxCluster, client: ClusterClient, ids: list[str]
 ) -> None:

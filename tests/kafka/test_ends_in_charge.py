@@ -84,6 +84,7 @@ def test_topics_that_have_moved_ahead_of_the_others_are_asked_about_by_name(
     assert main([*command[:-1], "--topic", "missing"]) == ExitCode.REFUSED
 
 
+@pytest.mark.slow
 def test_neither_is_in_charge_during_a_stop_and_the_destination_after_a_disaster(
     passing_destination: SandboxCluster, destination_cluster: SandboxCluster
 ) -> None:

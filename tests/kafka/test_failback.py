@@ -129,6 +129,7 @@ def test_records_after_the_fork_are_archived_before_the_topic_is_recreated(trip:
     assert committed(trip.a, here_only, topic) == {0: 3}
 
 
+@pytest.mark.slow
 def test_discarded_records_are_gone(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
@@ -141,6 +142,7 @@ def test_discarded_records_are_gone(trip: Trip) -> None:
     trip.assert_same(topic)
 
 
+@pytest.mark.slow
 def test_all_of_the_new_primary_is_copied_whatever_the_file_says_about_the_start(trip: Trip) -> None:
     recreated, empty, absent = unique_topic(), unique_topic(), unique_topic()
     trip.go(recreated, absent)
@@ -354,6 +356,7 @@ def test_partitions_that_were_added_on_one_side_since(trip: Trip) -> None:
     trip.assert_same(more_here)
 
 
+@pytest.mark.slow
 def test_the_command_asks_and_leaves_evidence(trip: Trip, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     topic = unique_topic()
     trip.go(topic)

@@ -25,6 +25,7 @@ from tests.support.visible import bounds_of, shown
 from tests.support.watching import assert_grows
 
 
+@pytest.mark.slow
 def test_a_warning_says_that_a_cut_may_not_help_on_a_compacted_topic(trip: Trip, tmp_path: Path) -> None:
     cleaned, plain = unique_topic("cleaned"), unique_topic("plain")
     trip.go(cleaned, plain)
@@ -45,6 +46,7 @@ def test_a_warning_says_that_a_cut_may_not_help_on_a_compacted_topic(trip: Trip,
     assert warned(strategy=Strategy.RECREATE) == []
 
 
+@pytest.mark.slow
 def test_retention_has_left_nothing_to_compare(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)

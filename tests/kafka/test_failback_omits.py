@@ -53,6 +53,7 @@ def assert_untouched(trip: Trip, removed: str, topic_id: str | None) -> None:
     assert values(trip, removed) == [b"common", b"of A", b"of A as well", b"still writable"]
 
 
+@pytest.mark.slow
 def test_a_failback_omits_a_removed_topic_unless_it_is_named(trip: Trip) -> None:
     removed, failed_over = unique_topic(), unique_topic()
     topic_id = made_independent(trip, removed, failed_over)
@@ -76,6 +77,7 @@ def test_a_failback_omits_a_removed_topic_unless_it_is_named(trip: Trip) -> None
     assert archives_of(named)[removed]["records"] == 3
 
 
+@pytest.mark.slow
 def test_a_switchover_omits_a_removed_topic_even_if_it_is_in_use(trip: Trip) -> None:
     removed, other = unique_topic(), unique_topic()
     topic_id = made_independent(trip, removed, other)
@@ -117,6 +119,7 @@ def delete_on_b(trip: Trip, topic: str) -> None:
     wait_until(lambda: bool(trip.at_b.client.metadata([topic]).topics[topic].error_code))
 
 
+@pytest.mark.slow
 def test_a_topic_that_its_owner_has_deleted_does_not_hold_up_the_others(trip: Trip) -> None:
     deleted, other = unique_topic(), unique_topic()
     trip.go(deleted, other)

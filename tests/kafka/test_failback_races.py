@@ -61,6 +61,7 @@ def once_after(step: str, do: Callable[[], None]) -> Checkpoint:
     return checkpoint
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_added_after_the_archive_is_not_deleted(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
@@ -240,6 +241,7 @@ def test_offsets_that_a_member_keeps_from_being_restored_are_restored_by_the_nex
     trip.assert_same(topic)
 
 
+@pytest.mark.slow
 def test_a_topic_is_not_adopted_while_a_group_is_ahead_of_its_fork(trip: Trip) -> None:
     topic, clean, other, group = unique_topic(), unique_topic(), unique_topic(), unique_topic("g")
     trip.go(topic, clean)

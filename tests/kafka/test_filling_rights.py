@@ -153,6 +153,7 @@ def allow_transactions(mirror: Mirror) -> None:
     allow(mirror.destination, kind, prefix, "WRITE", "DESCRIBE", pattern=pattern)
 
 
+@pytest.mark.slow
 def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(restricted: Mirror) -> None:
     topic = topic_of(restricted, 2)
     allow_transactions(restricted)
@@ -197,6 +198,7 @@ def test_small_gaps_take_no_more_transactional_ids_than_offsets(restricted: Mirr
     assert 0 < len(used_ids(restricted)) <= 5
 
 
+@pytest.mark.slow
 def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_log(restricted: Mirror) -> None:
     """Its successor ends the transactions before it looks at any log."""
     names = filling_transactional_ids(restricted.name, 0)
@@ -214,6 +216,7 @@ def test_a_lane_that_dies_within_a_transaction_leaves_nothing_that_shifts_the_lo
     assert_alike(restricted, topic)
 
 
+@pytest.mark.slow
 def test_with_neither_right_the_partition_fails_and_names_what_is_missing(restricted: Mirror) -> None:
     topic_of(restricted, 1)
     lane = restricted.start()

@@ -129,6 +129,7 @@ def test_the_very_offset_is_found_however_the_logs_are_packed(twins: Twins, code
     assert found.reads <= 8
 
 
+@pytest.mark.slow
 def test_a_hint_is_probed_first(twins: Twins) -> None:
     topic = twins.topic()
     partition = TopicPartition(topic, 0)
@@ -189,6 +190,7 @@ def test_transactions_and_the_markers_in_their_place(twins: Twins) -> None:
     assert twins.find(topic, 1).fork == Fork(250, True, 99)
 
 
+@pytest.mark.slow
 def test_logs_of_all_kinds(
     forgetful: ForgetfulCluster, installed_logs: dict[str, BuiltLog], destination_cluster: SandboxCluster
 ) -> None:
@@ -225,6 +227,7 @@ def test_logs_of_all_kinds(
         twins.close()
 
 
+@pytest.mark.slow
 def test_many_partitions_share_their_requests(twins: Twins) -> None:
     partitions, length = 40, 500
     topic = twins.topic(partitions)

@@ -78,6 +78,7 @@ def test_a_position_is_committed_without_the_comment_that_is_too_long(scene: Gro
     assert row.reason is None
 
 
+@pytest.mark.slow
 def test_a_promote_names_the_groups_that_are_not_as_at_the_source(scene: GroupScene) -> None:
     destination, elsewhere, commented = scene.pair.destination, unique_topic("g"), scene.group
     mirror, topic = scene.mirror, scene.topic
@@ -103,6 +104,7 @@ def refuses(cluster: SandboxCluster, topic: str, partitions: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_a_batch_is_committed_in_parts(scene: GroupScene) -> None:
     destination, topic, group = scene.pair.destination, unique_topic(), unique_topic("g")
     make_topic(destination, topic, 100)

@@ -281,6 +281,7 @@ def test_a_source_that_is_gone_leaves_an_unknown_loss(trip: Trip) -> None:
     assert "the number of its offsets is unknown" in str(lost.results[1].message)
 
 
+@pytest.mark.slow
 def test_partitions_that_only_the_destination_has_are_reported(trip: Trip) -> None:
     with grown(trip, Moment.COPIED) as topic:
         grow(trip.b, topic, PARTITIONS + 1)

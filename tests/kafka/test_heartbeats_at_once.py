@@ -139,6 +139,7 @@ def test_leases_are_renewed_together_and_in_transactions_once_that_fails(
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_renewal_that_is_not_sent_is_sent_by_the_pool(
     destination: Destination, monkeypatch: pytest.MonkeyPatch, is_begun: bool

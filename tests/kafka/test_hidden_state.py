@@ -74,6 +74,7 @@ def test_a_mirror_just_created_is_found(
     timer.join()
 
 
+@pytest.mark.slow
 def test_what_may_be_hidden_is_said(
     cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_may_be_hidden_is_said(
         assert mirror in [row.mirror for row in list_mirrors(other)]
 
 
+@pytest.mark.slow
 def test_a_watched_cluster_says_that_something_is_hidden(
     cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_what_fails_before_stops_the_verb_and_nothing_is_changed(world: World, t
     assert (asked["topics"], "exitCode" in asked) == ([world.topic], False)
 
 
+@pytest.mark.slow
 @VERBS
 def test_a_dry_run_shows_the_commands_and_runs_none(world: World, tmp_path: Path) -> None:
     made = tmp_path / "made"
@@ -142,6 +143,7 @@ def test_a_command_that_hangs_is_killed_and_nothing_is_changed(world: World) -> 
     assert [(run["outcome"], run["exitCode"]) for run in document["hooks"]] == [("TIMED_OUT", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["failover", "failback"], indirect=True)
 def test_what_runs_after_is_given_the_result_and_its_failure_is_reported(world: World, tmp_path: Path) -> None:
     given = tmp_path / "given"
@@ -200,6 +202,7 @@ def test_no_command_runs_unless_all_preconditions_hold(world: World, tmp_path: P
     change(here, world.trip.mirror, lambda _: Changes((topic,)))
 
 
+@pytest.mark.slow
 def test_an_ordinary_promote_and_switchover_have_both_commands(
     trip: Trip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_ctrl_c_before_changes_nothing_and_after_ends_as_usual(world: World, tmp
     assert {row.state for row in describe(world.trip.at_b, world.trip.mirror)} == {PartitionState.STOPPED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["promote", "switchover", "failback"], indirect=True)
 def test_ctrl_c_during_the_command_before_ends_any_of_the_verbs(world: World, tmp_path: Path) -> None:
     pid, out = tmp_path / "pid", tmp_path / "out"

@@ -44,6 +44,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 # -- one history -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dense_logs_take_one_fetch_of_each_side_for_dozens_of_partitions(pair: Pair, fetches: Counter[int]) -> None:
     partitions = 32
     topic = pair.topic(partitions)

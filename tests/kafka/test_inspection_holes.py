@@ -199,6 +199,7 @@ def test_foreign_records_do_not_hide_in_holes(cleaned: Pair) -> None:
 # -- logs of all kinds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_true_copy_of_any_log_is_found_to_be_one(
     forgetful: ForgetfulCluster, installed_logs: dict[str, BuiltLog], destination_cluster: SandboxCluster
 ) -> None:

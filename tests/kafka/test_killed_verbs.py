@@ -55,6 +55,7 @@ def killed_and_run_again(kind: type[Scenario], pair: ClusterPair, folder: Path, 
     return was_killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [

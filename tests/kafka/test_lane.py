@@ -246,6 +246,7 @@ def test_an_error_for_a_whole_fetch_answer_is_survived(looped: Mirror, wire: Wir
     assert_same(looped, topic, 3)
 
 
+@pytest.mark.slow
 def test_whatever_the_network_does_the_copy_is_equal(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic(partitions=4)
     producer = Producer({"bootstrap.servers": looped.source.bootstrap_servers, "batch.num.messages": 20})

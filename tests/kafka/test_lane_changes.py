@@ -195,6 +195,7 @@ def wait_until_same(pair: ClusterPair, topic: str) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_topics_come_and_go_and_the_others_are_not_disturbed(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

@@ -62,6 +62,7 @@ def read_ahead_bytes(lane: Lane) -> int:
     return sum(reach.received_bytes for reach in lane._fetching.ahead._reaches.values())
 
 
+@pytest.mark.slow
 def test_a_backlog_is_read_ahead_and_copied_as_it_is(
     looped: Mirror, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_backlog_is_read_ahead_and_copied_as_it_is(
     assert_same(looped, topic, PARTITIONS)
 
 
+@pytest.mark.slow
 def test_transactions_are_shown_as_at_the_source(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic()
     write(looped.source, topic, MEGABYTES, 0, transactions=True)
@@ -118,6 +120,7 @@ def test_lost_connections_and_broken_answers_cost_time_only(looped: Mirror, wire
     assert_same(looped, topic, PARTITIONS)
 
 
+@pytest.mark.slow
 def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: Wire) -> None:
     topic = looped.topic(partitions=PARTITIONS)
     lane = start_far_away(looped, wire)
@@ -132,6 +135,7 @@ def test_new_records_are_fetched_by_requests_that_overlap(looped: Mirror, wire: 
     assert_same(looped, topic, PARTITIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quota", [None, pytest.param(10e6, marks=pytest.mark.slow)])
 def test_many_partitions_with_large_batches_are_hardly_fetched_twice(
     looped: Mirror, wire: Wire, quota: float | None
@@ -154,6 +158,7 @@ def test_many_partitions_with_large_batches_are_hardly_fetched_twice(
     assert sent < 1.35 * copied, f"{sent / copied:.2f}"
 
 
+@pytest.mark.slow
 def test_a_buffer_full_of_what_follows_a_gap_stops_nothing(looped: Mirror, wire: Wire) -> None:
     """Ranges are guessed by the mean size of a batch: where these differ much, some bytes between two are missing."""
     looped.buffer_bytes = 8 << 20
@@ -398,6 +403,7 @@ def stays_the_same(value: Callable[[], object]) -> bool:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_partitions_are_spread_over_connections_and_appended_in_order(looped: Mirror, wire: Wire) -> None:
     lane, topics = start_with_slow_connections(looped, wire, 8)
     looped.wait_copied(lane)

@@ -62,6 +62,7 @@ def test_large_holes_do_not_keep_a_small_one_waiting(mirror: Mirror, wire: LateW
     assert small < second[5_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fate", "timestamp"),
     [

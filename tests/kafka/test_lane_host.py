@@ -245,6 +245,7 @@ def submit(hosts: LaneHosts, mirror: Mirror, spec: LaneSpec | None = None) -> Fu
     return hosts.submit(mirror.name, run_lane, spec or mirror.spec())
 
 
+@pytest.mark.slow
 def test_lanes_are_spread_over_processes_and_end_with_theirs(
     hosts: tuple[LaneHosts, Processes], mirrors: list[Mirror]
 ) -> None:
@@ -282,6 +283,7 @@ def test_a_process_whose_lanes_have_ended_gets_the_next_one(
     assert not future.done()
 
 
+@pytest.mark.slow
 def test_a_frozen_process_is_killed_when_one_of_its_lanes_is_cancelled(
     hosts: tuple[LaneHosts, Processes], mirrors: list[Mirror]
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_lane_whose_source_does_not_answer_is_cancelled_alone(mirrors: list[Mi
             one.exception(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_process_that_freezes_before_it_starts_a_lane_is_not_waited_for(mirrors: list[Mirror]) -> None:
     ended, later = mirrors
     with closing(Processes()) as processes:

@@ -110,6 +110,7 @@ def looped(forgetful: ForgetfulCluster) -> Iterator[Mirror]:
         yield made
 
 
+@pytest.mark.slow
 def test_each_lie_fails_its_partition_and_no_other(looped: Mirror, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_view, "_NOTHING_SECONDS", 0.3)
     topic = looped.topic(partitions=HONEST + 1)

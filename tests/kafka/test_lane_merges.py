@@ -54,6 +54,7 @@ def offsets_at(servers: str, topic: str, partition: int, times: list[int]) -> li
         consumer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", ["none", "lz4", "gzip", *(pytest.param(codec, marks=pytest.mark.slow) for codec in ("snappy", "zstd"))]
 )

@@ -49,6 +49,7 @@ def test_the_first_record_brings_a_quiet_partition_back(mirror: Mirror) -> None:
     assert_same(mirror, topic, PARTITIONS)
 
 
+@pytest.mark.slow
 def test_partitions_that_come_and_go_are_copied_to_the_byte(mirror: Mirror) -> None:
     topic, rng = mirror.topic(partitions=PARTITIONS), random.Random(7)
     lane, moves, before = mirror.start(), 0, set[int]()
@@ -69,6 +70,7 @@ def test_partitions_that_come_and_go_are_copied_to_the_byte(mirror: Mirror) -> N
     assert_same(mirror, topic, PARTITIONS)
 
 
+@pytest.mark.slow
 def test_lost_connections_to_a_source_of_quiet_partitions(forgetful: ForgetfulCluster) -> None:
     wire = forgetful.wire
     with closing(Mirror(forgetful.behind_wire, forgetful.behind_wire)) as mirror:

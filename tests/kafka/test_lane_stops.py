@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
@@ -166,6 +167,7 @@ def test_a_foreign_record_in_the_copy_stops_it_at_once(mirror: Mirror) -> None:
     assert "(1 record, from offset 4 on, " in (report.message or "")
 
 
+@pytest.mark.slow
 def test_a_foreign_record_is_noticed_while_the_source_is_idle(mirror: Mirror) -> None:
     topic = mirror.topic(partitions=2)
     for partition in range(2):

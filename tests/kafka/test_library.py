@@ -170,6 +170,7 @@ def test_threads_share_a_client_and_nothing_stays_open(client: kmirror.Client, d
     wait_until(lambda: open_sockets() <= before and threading.active_count() <= threads)
 
 
+@pytest.mark.slow
 def test_the_other_verbs(client: kmirror.Client, cluster_pair: ClusterPair, destination: Destination) -> None:
     mirror, topic = new_mirror(destination, cluster_pair.source), unique_topic()
     make_topic(cluster_pair.source, topic)

@@ -202,6 +202,7 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_the_side_jobs_of_many_mirrors_share_few_threads_and_dead_sources_hold_up_none(
     source_cluster: SandboxCluster, empty_destination: SandboxCluster, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

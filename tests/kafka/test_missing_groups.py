@@ -140,6 +140,7 @@ def _join(group: str) -> JoinGroupRequest:
     )
 
 
+@pytest.mark.slow
 def test_a_group_that_is_still_assigning_partitions_may_read_any_topic(
     destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:

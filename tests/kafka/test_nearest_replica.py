@@ -27,6 +27,7 @@ def fill(cluster: SandboxCluster, topic: str, count: int) -> None:
     assert producer.flush(60) == 0
 
 
+@pytest.mark.slow
 def test_records_come_from_the_follower_in_our_rack_and_from_the_leader_when_it_dies(
     three_brokers: SandboxCluster, destination_cluster: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

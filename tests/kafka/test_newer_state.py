@@ -184,6 +184,7 @@ def carried_out(cluster: SandboxCluster, mirror: str, line: tuple[str, ...]) -> 
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_a_spoiled_record_is_named_by_every_verb_and_changed_by_none(
     cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_spoiled_record_is_named_by_every_verb_and_changed_by_none(
     assert carried_out(cluster, mirror, ("pause",))[0] == 0
 
 
+@pytest.mark.slow
 def test_tombstones_at_odd_places_are_reported_or_make_no_difference(
     cluster_pair: ClusterPair, destination: Destination, store: Store, mirror: str, topic: str
 ) -> None:

@@ -296,6 +296,7 @@ def test_a_copy_is_not_copied_back(cluster_pair: ClusterPair, destination: Desti
         assert f"b.{topic}" not in topics_of(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the topic is created", "before the record is completed"])
 def test_an_add_that_was_killed_is_finished_by_the_same_command(
     cluster_pair: ClusterPair, destination: Destination, moment: str

@@ -43,6 +43,7 @@ def test_create_stores_references_settings_and_the_sources_cluster_id(
     assert (event.what, event.result, event.actor) == ("create", "OK", stored.created_by)
 
 
+@pytest.mark.slow
 def test_the_brokers_limit_for_batches_is_none_for_the_state(
     make_cluster: MakeCluster, source: dict[str, str], name: str
 ) -> None:

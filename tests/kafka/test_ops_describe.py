@@ -111,6 +111,7 @@ def test_a_topic_with_an_open_transaction_counts_to_its_last_stable_offset(
     producer.abort_transaction(30)
 
 
+@pytest.mark.slow
 def test_a_transaction_that_holds_a_copy_back_for_long_is_named(
     cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str
 ) -> None:

@@ -120,6 +120,7 @@ def test_missing_rights_on_the_source_are_named(
         assert attempt()[0] == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_missing_rights_on_the_destination_are_named(
     cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
@@ -194,6 +195,7 @@ def test_what_verify_may_not_see_is_named_with_the_commands(
         assert row.hint == f"{granting(as_kmirror)} --operation Read --operation DescribeConfigs --topic {topic}"
 
 
+@pytest.mark.slow
 def test_how_offsets_will_be_filled_is_shown(
     cluster_pair: ClusterPair, admin: AdminClient, grant: Grant, as_kmirror: dict[str, str]
 ) -> None:
@@ -329,6 +331,7 @@ def test_a_source_that_refuses_the_password_is_a_failed_link(
         assert "wrong" not in f"{problem.message} {problem.hint}"
 
 
+@pytest.mark.slow
 def test_with_what_check_prints_a_mirror_works(
     cluster_pair: ClusterPair, guarded_cluster: SandboxCluster, as_kmirror: dict[str, str], tmp_path: Path
 ) -> None:
@@ -357,6 +360,7 @@ def test_with_what_check_prints_a_mirror_works(
     assert [line for line in check(as_kmirror, mirror=name).lines if not line.ok] == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_is_refused_where_the_command_would_be(
     cluster_pair: ClusterPair,
     guarded_cluster: SandboxCluster,

@@ -117,6 +117,7 @@ def test_adding_again_with_another_start_changes_nothing_and_says_so(
     assert destination.state().records == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["latest", "earliest"])
 def test_an_add_that_was_interrupted_is_finished_with_the_offsets_it_had_found(
     cluster_pair: ClusterPair, destination: Destination, topic: str, second: str

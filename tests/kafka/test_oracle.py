@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -39,6 +40,7 @@ def write(cluster: SandboxCluster, topic: str, records: list[ReadRecord], **conf
     assert producer.flush(30) == 0
 
 
+@pytest.mark.slow
 def test_both_consumers_give_back_every_byte(source_cluster: SandboxCluster) -> None:
     topic = make_topic(source_cluster)
     write(source_cluster, topic, RECORDS)

@@ -103,6 +103,7 @@ def synced(trip: Trip, *rejected: str) -> list[str]:
         return [event.note or "" for event in job.run(view)]
 
 
+@pytest.mark.slow
 def test_topics_get_the_closest_settings_and_what_is_weaker_is_said_before(trip: Trip) -> None:
     topic, other = unique_topic(), unique_topic()
     make_old_topic(trip.a, topic)
@@ -311,6 +312,7 @@ def assert_kept(cluster: SandboxCluster, archive: str, held: list[VisibleRecord]
     assert closest(cluster, archive) == CLOSEST
 
 
+@pytest.mark.slow
 def test_a_failback_says_how_long_the_archive_keeps_records(
     source_cluster: SandboxCluster, guarded: SandboxCluster, tmp_path: Path
 ) -> None:
@@ -336,6 +338,7 @@ def test_a_failback_says_how_long_the_archive_keeps_records(
         assert_kept(guarded, archive, held, now_ms())
 
 
+@pytest.mark.slow
 def test_a_new_plan_archives_again_if_the_archive_soon_deletes_records(
     source_cluster: SandboxCluster, guarded: SandboxCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_what_a_broker_does_not_guarantee_is_named(
     assert report.exit_code == (ExitCode.REFUSED if verdict is BROKEN else ExitCode.OK)
 
 
+@pytest.mark.slow
 def test_a_missing_right_is_named_and_nothing_is_left(guarded_cluster: SandboxCluster) -> None:
     properties = guarded_cluster.client_properties("kmirror")
     with ClusterClient(client_config(guarded_cluster.client_properties())) as admin:
@@ -175,6 +176,7 @@ def test_a_topic_that_may_be_left_is_named(weak: Wire) -> None:
     assert (last.hint or "").startswith("kafka-topics --bootstrap-server")
 
 
+@pytest.mark.slow
 def test_it_runs_once_at_a_time_and_its_topic_goes_with_it(forgetful: ForgetfulCluster, weak: Wire) -> None:
     assert PROBE_TOPICS.startswith("__kmirror_")  # which no filter, `add` or discovery takes
     wired, there = forgetful.behind_wire, properties_of(forgetful.cluster)

@@ -285,6 +285,7 @@ def test_a_promote_that_is_killed_before_it_reads_the_source_again_is_finished_b
     assert (row.result, row.lag) == (Outcome.NOOP, 0)
 
 
+@pytest.mark.slow
 def test_a_source_that_loses_its_tail_before_it_is_read_again_is_no_success(
     make_cluster: MakeCluster, cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -582,6 +583,7 @@ def test_a_promote_that_is_ended_gives_its_topics_back(
         assert {row.topic_state for row in describe(destination, mirror)} == {TopicState.ACTIVE}
 
 
+@pytest.mark.slow
 def test_what_was_deleted_from_the_copy_alone_is_named(cluster_pair: ClusterPair, destination: Destination) -> None:
     topic, late = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, topic)
@@ -600,6 +602,7 @@ def test_what_was_deleted_from_the_copy_alone_is_named(cluster_pair: ClusterPair
     assert not [warning for warning in done.result.warnings if late in warning]
 
 
+@pytest.mark.slow
 def test_a_source_topic_that_the_filters_select_and_no_one_mirrors_is_named_by_what_stops_the_mirror(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

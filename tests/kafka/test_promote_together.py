@@ -115,6 +115,7 @@ def test_no_topic_is_stopped_before_all_are_ready(
     assert (written["together"], written["partitions"]) == (True, reported["results"])
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_stopped_releases_all_of_them(cluster_pair: ClusterPair, destination: Destination) -> None:
     sound, foreign = unique_topic(), unique_topic()
     mirror = mirrored(cluster_pair, destination, sound, foreign)
@@ -136,6 +137,7 @@ def test_one_that_cannot_be_stopped_releases_all_of_them(cluster_pair: ClusterPa
         assert_mirrored(cluster_pair.source, cluster_pair.destination, sound)
 
 
+@pytest.mark.slow
 def test_none_is_writable_where_one_of_them_cannot_be_fenced(
     cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def interrupt_batches(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.setattr(batches, "promote", promoted)
 
 
+@pytest.mark.slow
 def test_batches_follow_each_other_until_one_is_not_ready_and_then_continue(
     cluster_pair: ClusterPair,
     destination: Destination,

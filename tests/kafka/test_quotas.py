@@ -35,6 +35,7 @@ def limited(source_cluster: SandboxCluster, make_cluster: MakeCluster) -> Iterat
         yield trip
 
 
+@pytest.mark.slow
 def test_changes_wait_for_the_quota_and_other_requests_do_not(limited: Trip) -> None:
     used, new = unique_topic(), [unique_topic() for _ in range(3)]
     make_topic(limited.b, used)

@@ -135,6 +135,7 @@ def test_aborted_records_are_not_shown(
     assert visible(far_client, topic, start, end) == [one for one in expected if one[0] >= start]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_trouble_costs_time_only(
     far_client: ClusterClient,

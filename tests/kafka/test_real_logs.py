@@ -33,6 +33,7 @@ def busy(busy_cluster: SandboxCluster) -> SandboxCluster:
     return busy_cluster
 
 
+@pytest.mark.slow
 def test_a_compacted_topic_has_holes_tombstones_and_emptied_batches(busy: SandboxCluster) -> None:
     made = CompactedTopic(busy, unique_topic("compacted"), {})
     made.write_and_clean(transactions=True)
@@ -75,6 +76,7 @@ def test_compact_and_delete(busy: SandboxCluster) -> None:
     assert 100 < len(shown(busy, made.topic)) < 8 * 200 // 2
 
 
+@pytest.mark.slow
 def test_transactions_of_several_producers(busy: SandboxCluster) -> None:
     topic = unique_topic("transactions")
     create_topics(busy, {topic: {}}, partitions=3)
@@ -93,6 +95,7 @@ def test_transactions_of_several_producers(busy: SandboxCluster) -> None:
     assert changes > 2 * len(set(producers))  # interleaved
 
 
+@pytest.mark.slow
 def test_a_transaction_is_held_open(busy: SandboxCluster) -> None:
     topics = {end: unique_topic(f"held-{end}") for end in ("commit", "abort", "kill")}
     create_topics(busy, {topic: {} for topic in topics.values()})

@@ -427,6 +427,7 @@ def test_an_archive_needs_room_for_the_headers_too(scene: Scene, monkeypatch: py
         assert (scene.record.pending_operation == PENDING_REBUILD) == is_enough
 
 
+@pytest.mark.slow
 def test_the_space_for_the_archive_of_a_tiered_topic_is_unknown(tiered_pair: TieredPair) -> None:
     pair = ClusterPair(tiered_pair.source, tiered_pair.destination)
     with Destination.open(properties_of(pair.destination)) as destination:
@@ -469,6 +470,7 @@ def test_what_an_earlier_attempt_has_created_is_replaced_if_the_source_topic_has
     assert scene.record.destination_topic_id == found.printed_topic_id
 
 
+@pytest.mark.slow
 def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
     source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,6 +613,7 @@ def test_an_empty_topic_has_no_archive_that_could_be_named(
     assert record.archive is None
 
 
+@pytest.mark.slow
 def test_why_a_rebuild_fails_is_shown(source_cluster: SandboxCluster, make_cluster: MakeCluster) -> None:
     keeps = make_cluster("keeps", properties={"delete.topic.enable": "false"})
     with Destination.open(properties_of(keeps)) as destination:

@@ -95,6 +95,7 @@ def test_a_batch_above_a_limit_that_may_not_be_read_fails_too(mirror: Mirror) ->
     assert mirror.destination_ends()[f"{large}-0"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_secret", [False, True])
 def test_batches_that_are_above_the_limit_together_are_sent_apart(
     mirror: Mirror, is_secret: bool, request: pytest.FixtureRequest
@@ -135,6 +136,7 @@ def test_a_record_above_the_limit_is_refused_to_appenders(
         assert [one.result() for one in large] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_raised_limit_is_noticed(mirror: Mirror, small_requests: SandboxCluster) -> None:
     """The last test here: the broker's limit stays raised."""
     topic = mirror.topic(settings=ROOMY)

@@ -77,6 +77,7 @@ def reported_states(mirror: Mirror, topic: str) -> list[PartitionState]:
     return found
 
 
+@pytest.mark.slow
 def test_a_record_is_taken_once_the_setting_is_mended_and_foreign_records_never_are(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster
 ) -> None:
@@ -121,6 +122,7 @@ def allow(cluster: SandboxCluster, name: str, *operations: str) -> None:
     create_in_force(admin, [AclBinding(*who, AclOperation[one], AclPermissionType.ALLOW) for one in operations])
 
 
+@pytest.mark.slow
 def test_a_granted_right_is_used_without_a_restart(guarded_cluster: SandboxCluster) -> None:
     guarded = guarded_cluster
     user = guarded.client_properties("kmirror")
@@ -146,6 +148,7 @@ def test_a_granted_right_is_used_without_a_restart(guarded_cluster: SandboxClust
         assert {report.state for report in mirror.rows_at_stop(lane)} == {"MIRRORING"}
 
 
+@pytest.mark.slow
 def test_a_recreated_source_topic_follows_its_policy_and_two_events_report_a_failure(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

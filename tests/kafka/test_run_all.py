@@ -44,6 +44,7 @@ def store(destination: SandboxCluster, name: str, source: dict[str, str]) -> Non
         change(opened, name, lambda _: Changes((record,)))
 
 
+@pytest.mark.slow
 def test_mirrors_come_and_go(
     source_cluster: SandboxCluster, everything: tuple[SandboxCluster, Engine], tmp_path: Path
 ) -> None:

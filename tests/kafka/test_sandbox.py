@@ -144,6 +144,7 @@ def test_brokers_outlive_the_command_that_started_them_and_a_frozen_one_is_ended
     cluster.destroy()
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_while_starting_is_reported_with_its_last_exception(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(start=False, properties={"metric.reporters": "no.such.Reporter"})
     with pytest.raises(UnreachableError, match=r"broker 1 of cluster own exited.*no\.such\.Reporter") as died:
@@ -183,6 +184,7 @@ SandboxCluster("interrupted", Path(sys.argv[1]), java_options=sys.argv[2:]).star
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -> None:
     directory, java_options = clusters_directory / "interrupted", (*QUICK_JAVA_OPTIONS, *archive_options(None))
     command = [sys.executable, "-c", KILLED_START, str(directory), *java_options]
@@ -197,6 +199,7 @@ def test_an_interrupted_first_start_is_started_again(clusters_directory: Path) -
     assert broker_processes(directory) == []
 
 
+@pytest.mark.slow
 def test_a_broker_whose_restart_was_interrupted_is_found_and_ended(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     cluster.stop()

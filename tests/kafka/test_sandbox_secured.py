@@ -64,6 +64,7 @@ def test_there_is_no_way_in_without_tls_or_without_a_login(secured: SandboxClust
             AdminClient({**config, "ssl.ca.location": authority}).list_topics(timeout=1)
 
 
+@pytest.mark.slow
 def test_java_clients_use_the_written_properties_and_rights_are_checked(
     secured: SandboxCluster, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_secured_cluster_of_three_brokers_can_have_tiered_storage(make_cluster
     assert local_start(cluster, topic) >= RECORDS - IN_SEGMENT
 
 
+@pytest.mark.slow
 def test_a_version_without_tiered_storage_is_refused_before_anything_is_made(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("old", start=False, kafka_version="3.3.2", tiered=True)
     with pytest.raises(UsageError, match=r"Kafka 3\.3\.2 has no tiered storage"):

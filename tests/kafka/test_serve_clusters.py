@@ -211,6 +211,7 @@ def test_a_cluster_that_goes_away_is_shown_as_it_was_until_it_is_back(
     assert all(state.mirror(mirror) is not None for _, _, state, _ in taken)
 
 
+@pytest.mark.slow
 def test_another_cluster_at_the_addresses_of_one_is_an_error_and_its_state_is_not_mixed_in(
     cluster_pair: ClusterPair, passing_destination: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_login_that_may_not_read_the_state_is_shown_with_the_missing_right_and
             assert get("/readyz")[0] == 503
 
 
+@pytest.mark.slow
 def test_an_open_transaction_that_holds_a_copy_back_is_named_until_it_ends(
     cluster_pair: ClusterPair,
     destination: Destination,
@@ -354,6 +356,7 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.stdout.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_command_watches_the_clusters_of_kmirror_toml_and_ends_when_asked_to(
     cluster_pair: ClusterPair,
     stored: tuple[str, list[str]],

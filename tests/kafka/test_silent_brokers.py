@@ -116,6 +116,7 @@ def test_a_silent_broker_is_waited_for_once(config: ClientConfig, attempts: list
     assert attempts == [2000]  # a fifth of what a broker has that is the only one left
 
 
+@pytest.mark.slow
 def test_whether_there_is_state_is_not_waited_for_longer_than_a_cluster_keeps_dead_brokers(
     config: ClientConfig, attempts: list[int]
 ) -> None:
@@ -128,6 +129,7 @@ def record(topic: str, source_topic: str) -> TopicRecord:
     return TopicRecord("m", topic, source_topic, None, None, DesiredState.ACTIVE, 1, TopicOrigin.CREATED)
 
 
+@pytest.mark.slow
 def test_groups_are_known_of_the_brokers_that_answer(cluster: SandboxCluster, config: ClientConfig) -> None:
     at, found = TopicPartition("near", 0), dict[int, str]()
     every = SandboxCluster(cluster.name, cluster.directory)  # at addresses that all answer

@@ -131,6 +131,7 @@ def fail_over_with_losses(trip: Trip) -> str:
     return topic
 
 
+@pytest.mark.slow
 @every_trouble
 def test_failback_deletes_no_topic_whose_records_it_cannot_read(trip: Trip, tmp_path: Path, trouble: Trouble) -> None:
     topic = fail_over_with_losses(trip)
@@ -272,6 +273,7 @@ def test_adopt_takes_no_topic_whose_records_it_cannot_compare(
 # -- rebuild -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_trouble
 def test_a_rebuild_deletes_no_mirror_topic_whose_records_it_cannot_read(
     tiered_pair: TieredPair, trouble: Trouble

@@ -111,6 +111,7 @@ def test_another_cluster_is_not_logged_in_to(login: Login, source_cluster: Sandb
     assert login.refusal() is Reason.SOURCE_CLUSTER_CHANGED
 
 
+@pytest.mark.slow
 def test_what_config_changes_of_the_connection_is_taken_by_the_lanes_of_a_running_engine(
     cluster_pair: ClusterPair, destination: Destination
 ) -> None:

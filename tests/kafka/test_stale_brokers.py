@@ -111,6 +111,7 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
 
 
+@pytest.mark.slow
 def test_a_source_topic_is_not_recreated_because_one_broker_shows_an_older_one(
     three_brokers: SandboxCluster, destination: Destination
 ) -> None:
@@ -153,6 +154,7 @@ def _is_claimed(begin: Callable[[bytes], TopicRecord | None], topic_id: bytes) -
     return False
 
 
+@pytest.mark.slow
 def test_settings_come_from_a_broker_that_knows_the_topic(three_brokers: SandboxCluster) -> None:
     topic = unique_topic()
     with cut_off(three_brokers, topic) as (stale, knowing), client(stale) as asked:
@@ -166,6 +168,7 @@ def test_settings_come_from_a_broker_that_knows_the_topic(three_brokers: Sandbox
         assert settings["cleanup.policy"].value == "delete"
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_cut_off_does_not_say_where_the_source_ends(three_brokers: SandboxCluster) -> None:
     topic = unique_topic()
     topic_partition = TopicPartition(topic, 0)

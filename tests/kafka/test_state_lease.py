@@ -213,6 +213,7 @@ def acquire_and_die(config: dict[str, Any], name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_driver_killed_on_this_host_frees_the_lease_but_its_lanes_may_live(
     store: StateStore, config: Any, name: str
 ) -> None:

@@ -50,6 +50,7 @@ def increment_often(config: dict[str, Any], name: str) -> None:
         increment(store, name)
 
 
+@pytest.mark.slow
 def test_increments_of_many_processes_at_once_are_all_counted(
     store: StateStore, config: dict[str, Any], name: str
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_a_failure(
     assert store.read_complete(Deadline(30)).mirror(name) == counter(name, 2)
 
 
+@pytest.mark.slow
 def test_a_record_too_large_for_the_broker_is_a_known_failure(store: StateStore, name: str) -> None:
     increment(store, name)
     big = MirrorRecord(name, {}, {"topics.include": random_letters(3_500_000)}, None, "eve@ops", 7)

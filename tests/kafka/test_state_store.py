@@ -90,6 +90,7 @@ def test_an_open_transaction_hides_nothing_from_who_has_to_decide(store: StateSt
     ending.join()
 
 
+@pytest.mark.slow
 def test_an_open_transaction_is_waited_for_once(
     store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -379,6 +379,7 @@ def test_no_id_is_shut_out_where_no_transaction_is_open(
         lease.release()
 
 
+@pytest.mark.slow
 def test_a_transaction_of_another_program_is_not_ended(
     cluster: SandboxCluster, admin: Any, store: StateStore, name: str
 ) -> None:

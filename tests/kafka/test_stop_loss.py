@@ -262,6 +262,7 @@ def losses(destination: Destination, mirror: str) -> set[int]:
     return {row.source_lost_ms for row in rows if row.source_lost_ms is not None}
 
 
+@pytest.mark.slow
 def test_an_engine_that_saw_the_source_die_says_when(destination: Destination, mortal_cluster: SandboxCluster) -> None:
     topic, source = unique_topic(), mortal_cluster
     mirror = mirrored(source, destination, topic)

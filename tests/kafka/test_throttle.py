@@ -133,6 +133,7 @@ def test_a_topic_with_priority_is_copied_before_the_others(cluster_pair: Cluster
     assert copied(other) == RECORDS // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quota", "limit"),
     [pytest.param("producer_byte_rate", 1000.0, marks=pytest.mark.slow), ("request_percentage", 0.01)],

@@ -33,6 +33,7 @@ def rows_of(frame: list[str]) -> dict[str, list[str]]:
     return {row[0].partition("-")[0]: row[1:] for row in rows}
 
 
+@pytest.mark.slow
 def test_top_shows_what_moves_and_takes_keys(cluster_pair: ClusterPair, destination: Destination, mirror: str) -> None:
     with LiveTerminal(cluster_pair.destination, 100, 24, "top", "--mirror", mirror) as top:
         idle = rows_of(top.until(lambda frame: "TOPIC" in " ".join(frame)))
@@ -58,6 +59,7 @@ def test_top_shows_what_moves_and_takes_keys(cluster_pair: ClusterPair, destinat
         assert top.ends() == 0
 
 
+@pytest.mark.slow
 def test_describe_is_watched_until_q(cluster_pair: ClusterPair, destination: Destination, mirror: str) -> None:
     arguments = ("describe", "--wide", "--watch", "--mirror", mirror)
     with LiveTerminal(cluster_pair.destination, 140, 20, *arguments) as watched:

@@ -214,6 +214,7 @@ def test_before_the_commit_a_missing_answer_leaves_no_doubt(
     assert committed(forgetful.cluster, topics[0]) == ["b"]
 
 
+@pytest.mark.slow
 def test_much_is_written_in_batches_that_a_topic_accepts(
     forgetful: ForgetfulCluster, wire: Wire, topics: list[str]
 ) -> None:

@@ -240,6 +240,7 @@ def assert_dies(cluster: SandboxCluster, topic: str, offset: int) -> None:
     assert exit_code_of(trim_and_die, cluster.bootstrap_servers, topic, offset) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", OWN_SETTINGS)
 def test_what_a_crash_in_the_middle_leaves_is_known_and_repaired(
     cluster: SandboxCluster, client: ClusterClient, own: dict[str, str]

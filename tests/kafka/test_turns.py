@@ -97,6 +97,7 @@ def test_changing_the_state_takes_the_lock_while_it_is_read(far: Far, verb: str)
     assert far.turns(verb, far.many).count <= CHANGE + NOISE
 
 
+@pytest.mark.slow
 def test_a_failover_takes_no_more_turns_for_more_partitions(far: Far) -> None:
     assert far.turns("failover", far.few, "--yes").count <= FAILOVER + NOISE
     assert far.turns("failover", far.many, "--yes").count <= FAILOVER + NOISE

@@ -441,6 +441,7 @@ def test_a_source_that_dies_meanwhile(
         assert finding.trouble.reason is Reason.SOURCE_UNREACHABLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", ["source", "destination"])
 def test_an_address_that_leads_to_the_other_cluster_is_passed_over(twins: Twins, moved: str) -> None:
     """No log is compared with itself, which would always be equal."""

@@ -76,6 +76,7 @@ def test_run_until_caught_up_then_verify(
     assert list(tmp_path.iterdir()) == [evidence]
 
 
+@pytest.mark.slow
 def test_a_mirror_without_topics_has_not_caught_up_with_those_that_its_filters_select(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_mirror_without_topics_has_not_caught_up_with_those_that_its_filters_s
     assert f"warning: {left % 'copied'}" in ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "with_spark"),
     [(signal.SIGINT, False), (signal.SIGTERM, False), pytest.param(signal.SIGINT, True, marks=pytest.mark.slow)],

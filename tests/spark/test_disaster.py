@@ -63,6 +63,7 @@ class Load:
         self._thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("with_spark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_source_is_killed_and_a_frozen_engine_wakes_up_later(

@@ -55,6 +55,7 @@ def produce_live(pair: Pair, codec: str, stop: threading.Event) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_live_topic_of_every_codec_and_a_lost_spark(
     source_cluster: SandboxCluster, destination_cluster: SandboxCluster, make_pair: MakePair
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_user_without_a_name_and_what_leads_to_other_installations_keep_no_run
     pair.assert_equal()
 
 
+@pytest.mark.slow
 def test_options_with_which_java_does_not_start_are_named(pair: Pair) -> None:
     ended = run_once(pair, JAVA_TOOL_OPTIONS="-XX:+NoSuchOption")
     assert ended.returncode == 3, ended
@@ -76,6 +77,7 @@ def test_options_with_which_java_does_not_start_are_named(pair: Pair) -> None:
     assert "correct JAVA_TOOL_OPTIONS, or unset it" in ended.stderr
 
 
+@pytest.mark.slow
 def test_another_pyspark_on_the_path_is_named(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").write_text("")

@@ -95,6 +95,7 @@ def test_settings_that_only_scripts_understand_start_spark_by_its_scripts(tmp_pa
         assert spark.submit("echo", echo, "well").result(60) == "well"
 
 
+@pytest.mark.slow
 def test_a_setting_that_spark_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(KmirrorError, match=r"Spark did not start: .*'soon'.*spark\.network\.timeout") as caught:
         SparkRuntime(options(tmp_path, network_timeout="soon")).start()

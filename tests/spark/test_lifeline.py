@@ -25,6 +25,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sender", ["main", *(pytest.param(one, marks=pytest.mark.slow) for one in ("main-of-two", "second"))]
 )

@@ -429,6 +429,7 @@ def running_below(folder: Path) -> str:
     return "\n".join(one for one in found.splitlines() if str(folder) in one)
 
 
+@pytest.mark.slow
 def test_a_destination_with_topics_is_refused(cluster_pair: ClusterPair, shop: tuple[str, Path]) -> None:
     _, file = shop
     make_topic(cluster_pair.destination, unique_topic("mine"))
@@ -440,6 +441,7 @@ def test_a_destination_with_topics_is_refused(cluster_pair: ClusterPair, shop: t
     assert "the source itself" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(shop: tuple[str, Path], tmp_path: Path) -> None:
     _, file = shop
     environ = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -35,6 +35,7 @@ def test_how_long_a_cluster_is_waited_for(arguments: list[str], server: str, cod
     assert "cannot connect to" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "arguments", "code"),
     [

@@ -118,6 +118,7 @@ def beating(file: Path) -> int:
     return int(file.read_text().split()[0])
 
 
+@pytest.mark.slow
 def test_functions_run_at_the_same_time_each_in_a_process_of_its_own(spark: SparkRuntime, tmp_path: Path) -> None:
     futures = [spark.submit(f"meet {number}", meet, tmp_path) for number in range(3)]
 

@@ -137,6 +137,7 @@ def test_an_interrupt_reaches_the_driver_alone_and_workers_of_a_killed_daemon_ar
                 process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [None, *(pytest.param(who, marks=pytest.mark.long) for who in ("daemon", "jvm"))])
 def test_stop_leaves_nothing(tmp_path: Path, frozen: str | None) -> None:
     with SparkRuntime(options(tmp_path)) as spark:

@@ -102,6 +102,7 @@ def test_records_lost_while_no_engine_ran(mirror: Mirrored) -> None:
     assert bounds_of(mirror.destination, only_topic(mirror)) == Bounds(0, 1200)
 
 
+@pytest.mark.slow
 def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     topic, other = only_topic(mirror), unique_topic("other")
     create_topics(mirror.source, {other: FOREVER})

@@ -67,6 +67,7 @@ def assert_rebuilt(mirror: Mirrored, number: int = 1) -> None:
         assert row["rebuiltAt"] > row["asOf"] - 120_000
 
 
+@pytest.mark.slow
 def test_recreated_with_less_while_no_engine_ran(mirror: Mirrored) -> None:
     topic, group = only_topic(mirror), unique_topic("group")
     before = shown(mirror.destination, topic)

@@ -107,6 +107,7 @@ def quota(pair: TieredPair, bytes_per_second: int) -> Iterator[None]:
         set_brokers(pair.source, {REMOTE_QUOTA: None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_spark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_store_that_is_too_slow_is_waited_for(mirror: Mirrored, with_spark: bool) -> None:
     store = mirror.source.store

@@ -64,6 +64,7 @@ def test_an_endless_file_is_refused_by_name(what: str, tmp_path: Path, monkeypat
         READS[what]()
 
 
+@pytest.mark.slow
 def test_a_command_says_so_with_little_memory() -> None:
     program = [sys.executable, "-m", "kmirror", "list", "--bootstrap-server", "127.0.0.1:1"]
     done = subprocess.run(

@@ -70,6 +70,7 @@ def test_a_right_copy_is_equal(seed: int) -> None:
     assert found.records == len(one.records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_wrong_copy_differs_where_it_is_wrong(damage: str) -> None:
     met: Counter[str] = Counter()

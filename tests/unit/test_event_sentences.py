@@ -83,6 +83,7 @@ def test_an_event_is_a_sentence(text: str, words: str) -> None:
     assert text == words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, 7, -1, 10**30, "", "x", [], [None, {}], {"a": [1]}, True, 1.5])
 def test_details_of_any_type_leave_a_sentence(value: object) -> None:
     for what, result in [*kinds(), ("what", "RESULT")]:

@@ -101,6 +101,7 @@ def test_tagged_fields_we_do_not_know_are_skipped() -> None:
     assert [(p.key.partition, bytes(p.records)) for p in read(data).partitions] == [(0, b"ab"), (1, b"")]
 
 
+@pytest.mark.slow
 def test_random_answers_are_read_as_a_second_library_wrote_them() -> None:
     rng = random.Random(1)
     for _ in range(60):

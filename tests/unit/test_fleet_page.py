@@ -43,6 +43,7 @@ def test_the_worst_mirrors_are_first(js: Script) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_mirror_is_a_row_of_words(js: Script) -> None:
     text = shown(js, mirror("payments"))
     for words in (
@@ -101,6 +102,7 @@ def end(cluster: str | None, cluster_id: str | None, is_in_charge: bool | None, 
     return {"mirror": "orders", "cluster": cluster, "clusterId": cluster_id, "inCharge": is_in_charge, "reason": reason}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("here", "there", "words", "color"),
     [
@@ -168,6 +170,7 @@ class FleetPage:
         return self.script.run(f"elements[{json.dumps(name)}].{what}")
 
 
+@pytest.mark.slow
 def test_the_fleet_leads_to_a_mirror_and_its_topics_and_back() -> None:
     page = FleetPage()
     assert set(page.asked) == {"fleet.json", "history.json", "in-charge.json"}
@@ -198,6 +201,7 @@ def test_the_fleet_leads_to_a_mirror_and_its_topics_and_back() -> None:
     assert [page.shows(name, "hidden") for name in ("fleet", "mirror", "topic")] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_a_link_to_a_mirror_that_is_not_there_says_so() -> None:
     page = FleetPage()
     page.go("#/mirror/frankfurt/gone")

@@ -102,6 +102,7 @@ def test_markers_match_whatever_shows_nothing() -> None:
     assert found(log([*shared, *"sss"], 50), log([*shared[:-5], *"ssssssss"])) == Fork(25, True, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
     [
@@ -159,6 +160,7 @@ def test_histories_of_mirrors(section_bytes: int, seeds: range) -> None:
 # -- coincidences ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_records_that_are_the_same_behind_the_fork_are_no_agreement() -> None:
     """Up to seven in a row: a probe that lands on them is not content."""
     for seed in range(150):
@@ -201,6 +203,7 @@ def test_a_wrong_hint_costs_two_probes(hint: int) -> None:
 # -- how many reads ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [10**3, 10**4, 10**5, 10**6, 10**9])
 def test_reads_grow_with_the_logarithm(length: int) -> None:
     rng = random.Random(length)
@@ -227,6 +230,7 @@ def test_the_same_logs_take_one_read() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_long_range_that_shows_nothing_is_not_read_completely() -> None:
     """One record is hidden among six thousand markers, where the source shows none."""
     quiet = [QUIET] * 3_000

@@ -140,6 +140,7 @@ def test_an_answer_is_read_or_a_frame_error(name: str, amount: int) -> None:
     explore(amount, corrupted([sound]) | st.binary(max_size=60), check)
 
 
+@pytest.mark.slow
 def test_ten_thousand_partitions_in_one_answer_take_some_times_its_size() -> None:
     frame = memoryview(described(12, 10_000))
     found, _ = metadata.answer(frame, 12)
@@ -159,6 +160,7 @@ def test_ten_thousand_partitions_in_one_answer_take_some_times_its_size() -> Non
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @AMOUNTS
 def test_a_large_answer_is_read_or_a_frame_error(amount: int) -> None:
     # the beginning is what is spoiled; what follows it is long

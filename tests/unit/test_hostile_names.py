@@ -58,6 +58,7 @@ def test_completion_offers_names_as_they_are(amount: int, tmp_path: Path, monkey
     explore(amount, st.tuples(MIRROR, TOPICS), check)
 
 
+@pytest.mark.slow
 @AMOUNTS
 def test_metrics_carry_names_as_they_are(amount: int) -> None:
     def check(given: tuple[str, list[str]]) -> None:

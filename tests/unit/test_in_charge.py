@@ -185,6 +185,7 @@ def read(world: World, dice: random.Random, seen: Collection[tuple[str, str]], s
             world.arrive(index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
 def test_two_clusters_are_never_both_in_charge(seed: int) -> None:
     ways = [(by, side) for by in SIDES for side in SIDES]

@@ -46,6 +46,7 @@ def judged(seed: int, section_bytes: int) -> tuple[History, Facts, Verdict]:
     return history, facts, verdict(facts)
 
 
+@pytest.mark.slow
 def test_the_histories_are_of_all_kinds() -> None:
     held = Counter(what for seed in SEEDS for what in judged(seed, WHOLE)[0].happened)
     assert min(held.values()) >= 50, held
@@ -63,6 +64,7 @@ def test_the_histories_are_of_all_kinds() -> None:
     assert min(found.values()) >= 20, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section_bytes", SIZES)
 def test_nothing_is_copied_behind_what_is_not_the_sources(section_bytes: int) -> None:
     for seed in SEEDS:

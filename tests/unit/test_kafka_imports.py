@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import kmirror
 
 SOURCES = sorted(Path(kmirror.__file__).parent.parent.rglob("*.py"))
@@ -98,6 +100,7 @@ def imports_of_kafka(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[int
         yield from imports_of_kafka(node, guarded or holds)
 
 
+@pytest.mark.slow
 def test_every_import_of_kafka_python_holds_the_lock() -> None:
     found = {(path, *one) for path in SOURCES for one in imports_of_kafka(ast.parse(path.read_text()))}
     assert [f"{path}:{line}" for path, line, guarded in sorted(found) if not guarded] == []
@@ -108,12 +111,14 @@ def test_kafka_python_is_imported_in_few_places() -> None:
     assert found <= {"sasl.py"}, found
 
 
+@pytest.mark.slow
 def test_threads_import_kafka_python_one_after_the_other() -> None:
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_threads_may_decode_the_first_answers_of_brokers_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -135,6 +135,7 @@ def test_stores_that_are_refused(properties: dict[str, str], message: str, hint:
     assert not [s for s in (STORE_PASSWORD, OWN_KEY_PASSWORD, "hunter2") if s in f"{refusal.value.message}{hint}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["client.jks", "trust.jks"])
 def test_bytes_of_a_stranger_end_in_a_refusal(name: str, tmp_path: Path) -> None:
     """Whatever byte is another, and wherever the file ends: without a password only the form protects us."""

@@ -383,6 +383,7 @@ def run(seed: int, ages: str, successions: int, *, holes: bool) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])
@@ -393,6 +394,7 @@ def test_one_engine_alone_copies_everything_whatever_is_lost(ages: str, holes: b
         assert world.writers[-1].copy.retry.failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
 @pytest.mark.parametrize("ages", ["young", "old", "mixed"])

@@ -6,6 +6,8 @@ import hashlib
 from collections import Counter
 from itertools import pairwise
 
+import pytest
+
 from tests.support.log_features import FEATURES
 from tests.support.logs import LONG_SEEDS, QUICK_SEEDS, build_log
 
@@ -20,6 +22,7 @@ def test_the_same_seed_builds_the_same_bytes() -> None:
     assert digest(7) == digest(7) != digest(8)
 
 
+@pytest.mark.slow
 def test_the_campaign_holds_every_feature_often() -> None:
     held = Counter(name for seed in LONG_SEEDS for name in build_log(seed).features)
     assert {name: held[name] for name in FEATURES if held[name] < AT_LEAST} == {}

@@ -472,6 +472,7 @@ def copied(log: BuiltLog, max_bytes: int) -> tuple[list[Piece], int]:
     return found, position
 
 
+@pytest.mark.slow
 def test_random_logs_of_everything_a_broker_may_hold() -> None:
     for seed in LONG_SEEDS:
         log = build_log(seed)

@@ -96,6 +96,7 @@ class Estate:
         return {frozenset(one.topics) for one in applications}, {(hub.kind, hub.name) for hub in hubs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 30))])
 def test_applications_are_found_whole_and_each_hub_is_named(seed: int) -> None:
     estate = Estate(seed, count=(50, 8, 20)[seed % 3])

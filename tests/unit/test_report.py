@@ -128,6 +128,7 @@ def shown_loss(facts: ReportFacts, topic: str) -> str | None:
     return next((row[2] for row in rows if row[0] == topic), None)
 
 
+@pytest.mark.slow
 def test_an_unknown_loss_is_not_zero() -> None:
     facts = report_facts()
     (stop,) = facts.stops
@@ -254,6 +255,7 @@ def test_what_failed_was_stopped_or_rebuilt_has_a_row() -> None:
         assert row in text
 
 
+@pytest.mark.slow
 def test_what_a_cluster_says_cannot_become_markup() -> None:
     facts = report_facts()
     for evil in ("<script>alert(1)</script>", "</script><script>alert(1)</script>", "<!--<script>", "\u2028$title</p>"):
@@ -274,6 +276,7 @@ def test_what_a_cluster_says_cannot_become_markup() -> None:
         assert found.text().count(visible_lines(evil).replace("\\u2028", "")[-8:]) >= 5
 
 
+@pytest.mark.slow
 def test_a_page_of_5000_partitions_stays_small_and_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     document = page(report_facts(1000, 5))
     assert len(document.encode()) < 3_000_000

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _THREADS = """
 import ctypes, re, sys, threading
 from pathlib import Path
@@ -40,6 +42,7 @@ def arenas(how: str) -> int:
     return int(found.stdout)
 
 
+@pytest.mark.slow
 def test_threads_share_two_arenas() -> None:
     assert arenas("as it is") > 1
     assert arenas("small") <= 1

@@ -32,6 +32,7 @@ def test_it_holds_what_workers_import_and_no_more(archive: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
 
 
+@pytest.mark.slow
 def test_a_python_without_libraries_imports_the_lane_from_it(archive: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(archive) as bundle:
         bundle.extractall(tmp_path)

@@ -168,6 +168,7 @@ def worlds(draw: st.DrawFn) -> tuple[State, DeclaredMirror]:
     return state, draw(declarations(before.settings.get("topic.prefix", "")))
 
 
+@pytest.mark.slow
 @AMOUNTS
 def test_the_changes_lead_to_what_the_file_says_and_the_second_time_there_are_none(amount: int) -> None:
     def check(world: tuple[State, DeclaredMirror]) -> None:

@@ -356,6 +356,7 @@ def as_log(seed: int) -> Log:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section_bytes", [300, WHOLE])
 def test_a_true_copy_of_any_log_is_the_same_and_a_false_one_is_not(section_bytes: int) -> None:
     compared = 0

@@ -171,6 +171,7 @@ def test_a_lane_that_is_gone_takes_nothing() -> None:
     assert shares.of(MB, []) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [100, 16_384, 100_000, 262_213, 900_000, 1_500_000])
 def test_what_is_asked_for_ends_with_a_batch(batch: int) -> None:
     asked = whole_batches(1 << 20, batch)

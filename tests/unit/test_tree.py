@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pytest
+
 from kmirror.beside import USED, beside
 
 SRC = Path(__file__).parent.parent.parent / "src"
@@ -51,6 +53,7 @@ def test_no_two_modules_have_one_name() -> None:
     assert found.keys() == SHARED_MODULE_NAMES, found
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_have_one_name() -> None:
     found = shared(
         (node.name, one)

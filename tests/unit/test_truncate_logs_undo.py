@@ -121,6 +121,7 @@ def _steps(tmp_path: Path, *, undo: bool) -> int:
     return len(count.steps)
 
 
+@pytest.mark.slow
 def test_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
     steps = _steps(tmp_path, undo=False)
     assert steps > 25
@@ -138,6 +139,7 @@ def test_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
         assert _all(dirs) == _all(original), f"after step {count}"
 
 
+@pytest.mark.slow
 def test_killed_after_any_step_and_undone(tmp_path: Path) -> None:
     original = _two_dirs(tmp_path / "original")
     for count in range(_steps(tmp_path, undo=False)):
@@ -149,6 +151,7 @@ def test_killed_after_any_step_and_undone(tmp_path: Path) -> None:
         assert [own_files(path) for path in dirs] == [[], []]
 
 
+@pytest.mark.slow
 def test_an_undo_killed_after_any_step_and_run_again(tmp_path: Path) -> None:
     original = _two_dirs(tmp_path / "original")
     for count in range(_steps(tmp_path, undo=True)):

@@ -13,6 +13,8 @@ import pytest
 
 from kmirror import __version__
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = (".ci", ".github", "bench", "campaign", "completions", "deploy", "docs", "src", "tests")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
