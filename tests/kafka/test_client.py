@@ -148,6 +148,11 @@ def test_many_partitions_in_one_round(client: ClusterClient, cluster: SandboxClu
     assert client.list_offsets({}) == {}
 
 
+def test_a_broker_that_has_left_the_cluster_has_no_settings(client: ClusterClient) -> None:
+    (here,) = client.metadata([]).brokers
+    assert client.broker_configs([here, here + 1000], ["message.max.bytes"]).keys() == {here}
+
+
 def test_what_does_not_exist_has_its_error_code(client: ClusterClient, cluster: SandboxCluster) -> None:
     topic = create_topic(cluster)
     missing, beyond = TopicPartition(unique_topic("missing"), 0), TopicPartition(topic, 5)

@@ -16,13 +16,13 @@ from kmirror.cluster.protocol.acl_binding import AclBinding, AclPermission, Reso
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights import principal_probe
 from kmirror.cluster.rights.acl_commands import admin_options, login_principal
-from kmirror.cluster.rights.acls import await_acls, delete_acls, describe_acls, kafka_acls_line
+from kmirror.cluster.rights.acls import await_acls, broker_acls, delete_acls, describe_acls, kafka_acls_line
 from kmirror.cluster.rights.principal_probe import PROBE_PREFIX, probe_principal, process_mark
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
 from kmirror.cluster.writing.fence import replicated_ends
 from kmirror.cluster.writing.writable import probe_writable
-from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError
+from kmirror.errors import ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.mirrors.create import create
@@ -67,6 +67,13 @@ def make_mirror(cluster_pair: ClusterPair, monkeypatch: pytest.MonkeyPatch) -> I
     yield make
     for destination in opened:
         destination.close()
+
+
+def test_a_broker_that_has_left_the_cluster_shows_no_acls(admin: ClusterClient) -> None:
+    (here,) = admin.metadata([]).brokers
+    assert isinstance(broker_acls(admin, here), frozenset)
+    with pytest.raises(UnreachableError, match="has left the cluster"):
+        broker_acls(admin, here + 1000)
 
 
 def test_every_other_principal_fails_to_write_until_the_rights_are_lifted(

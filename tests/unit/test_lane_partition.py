@@ -6,6 +6,7 @@ Events in, what may be done next out. No sockets, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT
 from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import (
+    ASSIGNMENT,
     DAY_MS,
     EPOCH_MS,
     SETTLE,
@@ -280,6 +282,25 @@ def test_a_partition_behind_the_last_stable_offset_has_not_caught_up(shell: Shel
     shell.send()
     shell.answer()
     assert not shell.copy.caught_up
+
+
+def test_what_precedes_a_damaged_batch_is_copied_before_the_partition_fails() -> None:
+    shell = Shell(replace(ASSIGNMENT, merges_batches=True))
+    answer = [*(stored(base) for base in range(5)), changed(stored(5), ">B", 69, 0xFF, sound=False)]
+    shell.inspect(facts())
+    shell.fetch(*answer)
+    shell.send()
+    # batches that were merged are too large together: they are fetched once more, to be sent one by one
+    shell.answer(Code.MESSAGE_TOO_LARGE)
+    shell.now += 1
+    shell.inspect(facts())
+    shell.fetch(*answer)
+    while shell.send() or shell.flying:
+        shell.answer()
+    shell.copy.advance(shell.now)
+    failure = shell.copy.retry.failure
+    assert failure is not None
+    assert (shell.status, shell.copy.progress.acknowledged, failure.offset) == ("failed", 5, 5)
 
 
 def test_a_verdict_of_failure_is_final(shell: Shell) -> None:

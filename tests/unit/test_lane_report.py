@@ -63,7 +63,7 @@ def test_the_growth_of_the_source_is_measured_while_it_is_seen() -> None:
 def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)
-    monkeypatch.setattr(report, "now_ms", lambda: 1_000_000)
+    monkeypatch.setattr(report, "now_ms", lambda: 900_000 + int(clock * 1000))
     copy = PartitionCopy(ASSIGNMENT)
     copy.status, copy.progress.is_aligned = Status.COPYING, True
     reports = Reports(lambda _: clock - 0.2)
@@ -87,6 +87,18 @@ def test_rates_and_the_last_moment_without_lag_are_those_of_the_copy(monkeypatch
     assert row(130, 60, 10, 1400).offsets_per_second is None, "the destination lost its tail"
     copy.status = Status.FAILED
     assert row(140, 60, 60, 1400).caught_up_ms == behind.caught_up_ms
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_is_set_right_sets_right_what_is_reported(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    clock, wall = 100.0, 1_700_000_000_000
+    monkeypatch.setattr(report, "now", lambda: clock)
+    monkeypatch.setattr(report, "now_ms", lambda: wall)
+    copy = PartitionCopy(ASSIGNMENT)
+    reports = Reports(lambda _: 100.0)
+    reported(reports, copy)
+    clock, wall = 120.0, wall + hours * 3_600_000
+    assert reported(reports, copy).source_seen_ms == wall - 20_000
 
 
 def test_a_long_gap_is_reported_with_what_is_left_and_its_speed_and_so_is_filler(
@@ -208,7 +220,7 @@ def test_it_reports_when_a_connection_to_the_source_broke_first(monkeypatch: pyt
     copy = PartitionCopy(ASSIGNMENT)
     copy.status, copy.progress.is_aligned = Status.COPYING, True
     copy.source.seen_at = 99.875
-    monkeypatch.setattr(report, "now_ms", lambda: 100_000)
+    monkeypatch.setattr(report, "now_ms", lambda: int(clock * 1000))
     reports = Reports(lambda copy: copy.source.seen_at, lambda: -math.inf)
     copy.source.lost(99.9375)
     copy.source.lost(99.96875)

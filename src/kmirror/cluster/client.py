@@ -440,7 +440,9 @@ class ClusterClient:
         metadata = self._metadata or self.metadata([])
         settings: dict[int, dict[str, str]] = {}
         for node_id in node_ids:
-            broker = metadata.brokers[node_id]
+            broker = metadata.brokers.get(node_id)
+            if broker is None:
+                continue
             resource = resource_type(resource_type=4, resource_name=str(node_id), configuration_keys=names)
             try:
                 connection = self.connect(node_id, broker.host, broker.port)

@@ -31,7 +31,7 @@ from kmirror.cluster.questions import Question
 from kmirror.cluster.rights.acl_commands import PREFIXED, cluster_refusal, operation_flag
 from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import Arguments, command_line, option
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
 _SECURITY_DISABLED = 54
 _ANY = 1
@@ -162,10 +162,12 @@ def broker_acls(
 
     Raises:
         NoAuthorizerError: that broker has no authorizer.
-        UnreachableError: it does not answer, or does not let us see them.
+        UnreachableError: it has left the cluster, does not answer, or does not let us see them.
         OutcomeUnknown: its answer was lost.
     """
-    broker = client.metadata([]).brokers[node_id]
+    broker = client.metadata([]).brokers.get(node_id)
+    if broker is None:
+        raise UnreachableError(f"broker {node_id} has left the cluster")
     answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type), timeout=timeout)
     return _bindings(client.config, answer)
 

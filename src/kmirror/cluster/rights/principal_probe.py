@@ -37,7 +37,7 @@ from kmirror.cluster.protocol.acl_binding import (
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.rights.acl_commands import admin_options
 from kmirror.cluster.rights.acls import broker_acls, create_acls, delete_acls, kafka_acls_line
-from kmirror.errors import KmirrorError
+from kmirror.errors import KmirrorError, UnreachableError
 
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +134,9 @@ def _with(client: ClusterClient, tried: list[AclBinding], names: Mapping[str, st
 def _seen(client: ClusterClient, names: Collection[str], node_id: int | None = None) -> dict[str, bool]:
     """Return of topics that do not exist whether we may see them: if not, brokers answer that we are not authorized."""
     brokers = client.metadata([]).brokers
-    broker = brokers[min(brokers) if node_id is None else node_id]
+    broker = brokers.get(min(brokers) if node_id is None else node_id)
+    if broker is None:
+        raise UnreachableError(f"broker {node_id} has left the cluster")
     answer = client.connect(broker.node_id, broker.host, broker.port).request(metadata.exchange(names))
     return {name: one.error_code != Code.TOPIC_AUTHORIZATION_FAILED for name, one in answer.topics.items()}
 

@@ -429,7 +429,6 @@ class PartitionCopy:
         self.log(f"interrupted: {trouble.message}")
         self._activate()
         self._drop_queue()
-        self.blocked_by = None
         self.status = Status.DRAINING
         self.advance(now)
 
@@ -473,13 +472,13 @@ class PartitionCopy:
         self._activate()
         self._drop_queue()
         self.retry.fail(failure, now)
-        self.blocked_by = None
         self.status = Status.FAILED
 
     def _drop_queue(self) -> None:
         for frame in self.intake.drop():
             self._release(frame)
         self.fill.drop()
+        self.blocked_by = None
 
     def _release(self, frame: Frame) -> None:
         if frame.release():

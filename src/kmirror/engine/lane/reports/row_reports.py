@@ -53,6 +53,9 @@ class _Growth(NamedTuple):
         return self._replace(at=at, end=end, per_second=round(smoothed, 1))
 
 
+#: A wall clock that differs by more from what was measured before was set: it may be wrong when an engine starts.
+_CLOCK_STEP_MS = 1000
+
 #: Everything that determines a partition's row except time; rates and counts follow what is copied.
 _Fingerprint = tuple[object, ...]
 
@@ -108,7 +111,7 @@ class Reports:
         self._called_at = self._answered_then = 0.0
         self._seen_within = FRESH_SECONDS
         #: What to add to the monotonic clock to get epoch milliseconds.
-        self._epoch_ms = now_ms() - now() * 1000
+        self._epoch_ms = -inf
 
     def changes(
         self, partitions: Sequence[PartitionCopy], touched: Collection[PartitionCopy] | None = None
@@ -118,6 +121,9 @@ class Reports:
         Nothing has happened since the last call to partitions that are not `touched`; None: unknown.
         """
         at, copies, known = now(), self._copies, self._known
+        measured = now_ms() - at * 1000
+        if abs(measured - self._epoch_ms) > _CLOCK_STEP_MS:
+            self._epoch_ms = measured
         # if a broker does not respond, the rows of its partitions age one by one
         answered_at = min(at, self._answered_at())
         age = at - answered_at
