@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
 
+from kmirror.cluster.security.client_config import client_config
 from kmirror.engine.lane import fetching
+from kmirror.engine.lane.brokers.links import SourceLink
 from kmirror.engine.lane.lane import Lane
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.lane import Mirror, assert_same, copy_of, fill
+from tests.support.librdkafka import librdkafka
 from tests.support.shared_clusters import ForgetfulCluster
 from tests.support.wire import FETCH, hang_up
 
@@ -109,3 +114,24 @@ def test_a_destination_that_closes_idle_connections_is_no_trouble(make_cluster: 
         assert not [line for line in copy.history if "interrupted" in line]
         mirror.stop(lane)
         assert {row.reason for one in mirror.progress() for row in one.rows} == {None}
+
+
+def test_a_session_that_expires_interrupts_no_partition(
+    guarded_cluster: SandboxCluster, destination_cluster: SandboxCluster
+) -> None:
+    with closing(Mirror(guarded_cluster, destination_cluster)) as mirror:
+        topic, lane = mirror.topic(partitions=PARTITIONS), mirror.start()
+        producer = Producer(librdkafka(client_config(guarded_cluster.client_properties())))
+        seen: list[SourceLink] = []
+
+        def renewed() -> bool:
+            """Write a record, and return True once a connection of each kind was replaced."""
+            producer.produce(topic, b"v", partition=7)
+            producer.flush(30)
+            seen.extend(link for link in lane._fetching._links.opened if link not in seen)
+            return Counter(link.role for link in seen) >= Counter(main=2, quiet=2)
+
+        mirror.wait(lane, renewed)
+        mirror.wait_copied(lane)
+        assert not [line for copy in lane.partitions for line in copy.history if "interrupted" in line]
+        mirror.stop(lane)

@@ -292,7 +292,7 @@ class Fetching:
         self._fetch_from(partition, node_id)
 
     def _return_to_session(self, partition: PartitionCopy) -> None:
-        """Fetch a partition in the session of its broker again, after it was read ahead."""
+        """Fetch a partition in the session of its broker again."""
         if partition.source.node_id is not None and partition.status is Status.COPYING:
             self._fetch_from(partition, partition.source.node_id)
 
@@ -370,7 +370,8 @@ class Fetching:
         connection = link.stream.connection
         if connection.is_throttled:
             return
-        if self._links.must_end(link):
+        if connection.must_be_replaced:
+            self._renew(link)
             return
         at = now()
         alone = link.next_silent(at) if link.role == "silent" else None
@@ -391,6 +392,13 @@ class Fetching:
         link.overtaken.clear()
         rack = self._lane.source_config.rack if link.asked_at >= self._leaders_only_until else ""
         self._links.send(link, link.next_request(max_wait_ms=wait, max_bytes=max_bytes, rack=rack))
+
+    def _renew(self, link: SourceLink) -> None:
+        """Fetch over a new connection what is fetched over one whose session expires, with nothing in flight."""
+        self._links.close(link)
+        for partition in link.partitions.values():
+            partition.source.answered(self._seen_over(link, partition))
+            self._return_to_session(partition)
 
     def answered(self, link: SourceLink, view: memoryview) -> None:
         """Take the next frame of a connection. Raises OutcomeUnknown, FrameError."""
