@@ -16,9 +16,11 @@ from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
-from kmirror.errors import ExitCode, KmirrorError
+from kmirror.cluster.topics.topic_requests import create_partitions
+from kmirror.errors import BrokerError, ExitCode, KmirrorError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.failback import carry_out
 from kmirror.ops.failback.groups import restore_offsets
 from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
@@ -29,7 +31,7 @@ from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.groups import commit, committed, member
 from tests.support.mirrors import produce, properties_of
-from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, trim
+from tests.support.round_trip import CutOffError, Trip, archives_of, cut, make_old_topic, trim
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
@@ -80,6 +82,48 @@ def test_a_partition_that_is_added_after_the_archive_is_not_deleted(trip: Trip) 
     assert_holds(trip.a, archives_of(again)[topic]["archive"], held, partition=1)
     trip.copy_to_a()
     trip.assert_same(topic)
+
+
+def test_a_topic_that_was_deleted_to_be_recreated_is_not_forgotten_by_a_plan_for_cuts(
+    trip: Trip, tmp_path: Path
+) -> None:
+    gone, cut_later = sorted(unique_topic() for _ in range(2))
+    trip.go(gone, cut_later)
+    for topic in (gone, cut_later):
+        produce(trip.a, topic, ["lost"])
+
+    def end() -> None:
+        raise CutOffError(DELETED)
+
+    with pytest.raises(CutOffError):
+        trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(DELETED, end))
+    planned = trip.back(strategy=Strategy.OFFLINE, plan=str(tmp_path / "plan"))
+    told = {row.topic: row.message for row in planned.result.results}
+    assert "run the same command again to create and mirror it" in str(told[gone]), told
+    assert trip.back(gone).result.exit_code == 0
+    assert bounds_of(trip.a, gone) == (0, 0)
+
+
+def test_a_topic_that_may_get_no_partitions_does_not_hold_up_the_others(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, other = sorted(unique_topic() for _ in range(2))
+    trip.go(refused, other)
+    for topic in (refused, other):
+        add_partition(trip.b, topic)
+
+    def create(client: ClusterClient, counts: Mapping[str, int]) -> None:
+        """Answer for one topic as brokers do whose policy forbids it."""
+        if refused in counts:
+            raise BrokerError(44, "POLICY_VIOLATION", f"adding partitions to {refused}")
+        create_partitions(client, counts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(carry_out, "create_partitions", create)
+        done = trip.back()
+    assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+    assert {row.topic: row.result for row in done.result.results} == {refused: Outcome.FAILED, other: Outcome.DONE}
+    assert trip.back().result.exit_code == 0
 
 
 def test_a_topic_that_no_broker_here_describes_now_is_not_taken_for_a_new_one(

@@ -13,7 +13,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback.plan import Strategy
-from kmirror.ops.failback.switchover import BEGIN, SWITCHOVER, SwitchoverRequest, switchover
+from kmirror.ops.failback.switchover import BEGIN, SWITCHOVER, VERB, SwitchoverRequest, switchover
 from kmirror.ops.groups.sync import GroupSyncJob
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
@@ -24,6 +24,7 @@ from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.stop.stop import stop
 from kmirror.state.records import PartitionState
 from kmirror.state.snapshot import Changes
+from kmirror.state.workflow_records import WorkflowRecord
 from kmirror.status.topic_state import TopicState
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -85,7 +86,11 @@ def test_switchover_there_and_back(trip: Trip) -> None:
         assert f"--mirror {trip.mirror} --bootstrap-server {trip.a.bootstrap_servers}" in told[0]
     produce(trip.b, topic, ["four"])
     commit(trip.b, group, topic, {0: 4})
+    # what an earlier round has left behind says nothing of this one
+    left = WorkflowRecord(trip.mirror, VERB, "RETURN", "me", 0, 0, {"topics": [topic], "count": 1})
+    change(trip.at_a, trip.mirror, lambda _: Changes((left,)))
     back = switch(trip.at_a, trip.a)
+    assert [one.result for one in events(trip.at_a, trip.mirror) if "writableSinceMs" in one.details] == ["RETURN"]
     assert back.result.exit_code == 0, back.result
     assert committed(trip.a, group, topic) == {0: 4}
     assert [record.value for record in shown(trip.a, topic)] == [b"one", b"two", b"three", b"four"]

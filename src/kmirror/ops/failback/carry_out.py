@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -102,8 +101,10 @@ def _not_diverging(run: FailbackRun) -> list[TopicComparison]:
 
 
 def _adopt_groups(run: FailbackRun) -> str:
-    topics = _not_diverging(run)
-    _add_partitions(run.destination, topics)
+    for one in _not_diverging(run):
+        run.attempt(one.topic, partial(_add_partitions, run.destination, one))
+    failed = {row.topic for row in run.rows}
+    topics = [one for one in _not_diverging(run) if one.topic not in failed]
     limits = {divergence.topic_partition: divergence.shared_end for one in topics for divergence in one.divergences}
     run.groups += adopt_offsets(run.destination, run.mirror.name, run.settings, limits)
     for one in topics:
@@ -111,23 +112,18 @@ def _adopt_groups(run: FailbackRun) -> str:
     return "groups taken over"
 
 
-def _add_partitions(destination: Destination, topics: Collection[TopicComparison]) -> None:
+def _add_partitions(destination: Destination, topic: TopicComparison) -> None:
     """Create the partitions that the new primary has added since."""
-    wanted = {
-        one.topic: len(one.there.partitions)
-        for one in topics
-        if one.here is not None and len(one.there.partitions) > len(one.here.partitions)
-    }
-    if not wanted:
+    name, count = topic.topic, len(topic.there.partitions)
+    if topic.here is None or count <= len(topic.here.partitions):
         return
-    create_partitions(destination.client, wanted)
+    create_partitions(destination.client, {name: count})
     deadline = Deadline(CREATION_S)
     while not deadline.passed:
-        found = await_topics(destination.client, list(wanted), deadline).topics
-        if all(len(found[name].partitions) >= count for name, count in wanted.items()):
+        if len(await_topics(destination.client, [name], deadline).topics[name].partitions) >= count:
             return
         time.sleep(PAUSE_S)
-    raise UnreachableError(f"{min(wanted)} did not get its new partitions within {CREATION_S:g} s", "try again")
+    raise UnreachableError(f"{name} did not get its new partitions within {CREATION_S:g} s", "try again")
 
 
 def _adopt(run: FailbackRun) -> str:
@@ -201,6 +197,9 @@ def _plan_cuts(run: FailbackRun) -> str:
         else:
             done = f"{one.topic}: no records after the fork; run the same command again to mirror it"
             run.rows.append(TopicResult(one.topic, None, Outcome.NOOP, done))
+    for work in run.plan.deleted:
+        done = f"{work.topic}: deleted by an earlier run; run the same command again to create and mirror it"
+        run.rows.append(TopicResult(work.topic, None, Outcome.NOOP, done))
     if run.cuts:
         ordered = tuple(sorted(run.cuts, key=lambda cut: (cut.topic, cut.partition)))
         until_ms = min(run.kept_until_ms, default=None)

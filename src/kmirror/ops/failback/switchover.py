@@ -240,7 +240,10 @@ SWITCHOVER: tuple[Step[_Switchover], ...] = (
     Step(
         "record since when this cluster takes writes",
         _Switchover.record_writable,
-        recorded=lambda work: work.progress.has_reached((_RETURN,), work.facts),
+        # one that is left over from an earlier round says nothing of topics that were mirrored again since
+        recorded=lambda work: (
+            work.stopped_before.issuperset(work.topics) and work.progress.has_reached((_RETURN,), work.facts)
+        ),
     ),
     Step("fail back on the old source, which makes it a mirror of this cluster", _Switchover.reverse),
     Step(
