@@ -83,7 +83,9 @@ def test_a_cut_is_at_the_start_of_a_batch_also_where_the_new_primary_ends_within
     assert delete(trip.at_b, trip.mirror).exit_code == 0
     done = trip.back(topic, strategy=Strategy.OFFLINE, plan=str(plan))
     assert done.result.exit_code == 0, done.result
-    assert [(one.cut_offset, one.expected_log_end) for one in read_plan(plan).partitions] == [(0, 100)]
+    assert [(one.cut_offset, one.expected_log_end, one.leader_epoch) for one in read_plan(plan).partitions] == [
+        (0, 100, 0)
+    ]
     assert_holds(trip.a, f"{topic}.kmirror-archive.1", held[50:])
 
 

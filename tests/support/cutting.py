@@ -33,8 +33,12 @@ class KillAfter:
             raise Killed(step)
 
 
-def plan(*cuts: tuple[str, int, int], expected: int | None = None, topic_id: str = TOPIC_ID) -> TruncationPlan:
-    planned = tuple(PlannedCut(topic, topic_id, partition, offset, expected) for topic, partition, offset in cuts)
+def plan(
+    *cuts: tuple[str, int, int], expected: int | None = None, topic_id: str = TOPIC_ID, epoch: int | None = None
+) -> TruncationPlan:
+    planned = tuple(
+        PlannedCut(topic, topic_id, partition, offset, expected, epoch) for topic, partition, offset in cuts
+    )
     return TruncationPlan(CLUSTER_ID, "m", 1, planned)
 
 

@@ -313,6 +313,21 @@ def test_records_that_came_after_the_plan_are_refused(log_dir: Path) -> None:
     assert cut(plan(("orders", 0, 40), expected=95), log_dir).exit_code == 0
 
 
+def test_a_plan_that_was_carried_out_cuts_off_nothing_that_came_since(log_dir: Path) -> None:
+    asked = plan(("orders", 0, 40), expected=90, epoch=0)
+    assert cut(asked, log_dir).exit_code == 0
+    # the broker runs again, and is stopped cleanly
+    with (log_dir / "orders-0/00000000000000000030.log").open("ab") as log:
+        log.write(encode(batch(40, 10), leader_epoch=7))
+    (log_dir / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":12}')
+    before = contents(log_dir)
+    done = cut(asked, log_dir)
+    assert done.exit_code == ExitCode.REFUSED
+    assert "they have leader epoch 7, which was 0 then" in str(done.results[0].message)
+    assert contents(log_dir) == before
+    assert cut(plan(("orders", 0, 40), expected=90, epoch=7), log_dir).exit_code == 0
+
+
 def test_one_partition_in_two_directories_is_refused(log_dir: Path, tmp_path: Path) -> None:
     second = make_log_dir(tmp_path / "second")
     add_partition(second, "orders-0", SEGMENTS)

@@ -73,6 +73,7 @@ def test_plans_are_the_same_when_they_cut_the_same() -> None:
         ({"cutOffset": -1}, r"cutOffset of partitions\[0\] is not a number"),
         ({"cutOffset": True}, r"cutOffset of partitions\[0\] is not a number"),
         ({"expectedLogEnd": "x"}, r"expectedLogEnd of partitions\[0\] is not a number"),
+        ({"leaderEpoch": -1}, r"leaderEpoch of partitions\[0\] is not a number"),
     ],
 )
 def test_an_invalid_plan_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

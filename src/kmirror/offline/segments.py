@@ -45,18 +45,24 @@ class KeptPart:
 class Amount:
     """The amount of data in a part of a log; transaction markers count as batches, not as records.
 
-    `log_end_offset` is the offset after its last complete batch, None if it has none.
+    `log_end_offset` is the offset after its last complete batch, None if it has none; `last_epoch` is the highest
+    leader epoch of its batches, -1 if it has none.
     """
 
     records: int = 0
     batches: int = 0
     size_in_bytes: int = 0
     log_end_offset: int | None = None
+    last_epoch: int = -1
 
     def __add__(self, later: Amount) -> Amount:
         end = self.log_end_offset if later.log_end_offset is None else later.log_end_offset
         return Amount(
-            self.records + later.records, self.batches + later.batches, self.size_in_bytes + later.size_in_bytes, end
+            self.records + later.records,
+            self.batches + later.batches,
+            self.size_in_bytes + later.size_in_bytes,
+            end,
+            max(self.last_epoch, later.last_epoch),
         )
 
 
@@ -123,16 +129,16 @@ def amount(root: Folder, segment: str, position: int = 0, progress: Add = unwatc
         OSError: the file cannot be read.
     """
     records = batches = 0
-    log_end_offset: int | None = None
+    log_end_offset, last_epoch = None, -1
     data = _mapped(root, segment)[position:]
     with suppress(CorruptBatchError):  # an unclean end of the last segment; it is removed too
         for header in batch_headers(data):
             _require_format(header, segment)
             records += 0 if header.is_control else header.record_count
             batches += 1
-            log_end_offset = header.next_offset
+            log_end_offset, last_epoch = header.next_offset, max(last_epoch, header.partition_leader_epoch)
             progress(header.size_in_bytes)
-    return Amount(records, batches, len(data), log_end_offset)
+    return Amount(records, batches, len(data), log_end_offset, last_epoch)
 
 
 def _require_good(data: memoryview, header: BatchHeader, cut_offset: int, segment: str) -> None:

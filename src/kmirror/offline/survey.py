@@ -42,7 +42,8 @@ class PlannedCut:
     """One partition to cut: `cut_offset` is the first offset to remove.
 
     `topic_id` is as Kafka prints it. `expected_log_end` is where the log ended when the cut was planned, None if
-    unknown; a log that continues after it is refused.
+    unknown; a log that continues after it is refused, and so is one with records of a later leader epoch than
+    `leader_epoch` after the cut, which was carried out before.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class PlannedCut:
     partition: int
     cut_offset: int
     expected_log_end: int | None = None
+    leader_epoch: int | None = None
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -229,6 +231,13 @@ def _survey_log(
             f"{cut.topic_partition} ends at {planned.log_end_before}; it was {cut.expected_log_end} when the plan "
             "was made",
             "make a new plan, so that newer records are archived too",
+        )
+    if cut.leader_epoch is not None and planned.removed.last_epoch > cut.leader_epoch:
+        raise RefusedError(
+            f"{cut.topic_partition} has taken records since the plan was made: they have leader epoch"
+            f" {planned.removed.last_epoch}, which was {cut.leader_epoch} then",
+            "make a new plan, so that newer records are archived too; if this plan was carried out before, none is"
+            " needed",
         )
     safe = planned
     while safe.kept.open_transactions:

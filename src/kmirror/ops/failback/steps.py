@@ -291,6 +291,8 @@ def _plan_cut(topic: Topic) -> str | None:
     run, work, found = topic.run, topic.work, topic.comparison
     require_untouched(run.destination, work)
     topic_id = settled(work.topic_id, "the id of the topic to cut")
+    here = found.here.partitions if found.here else {}
+    epochs = {p: one.leader_epoch for p, one in here.items() if one.leader_epoch >= 0}
     if work.archive is not None:
         until_ms = kept_until_ms(run.destination.client, work.archive, work.ranges)
         run.kept_until_ms += [] if until_ms is None else [until_ms]
@@ -301,6 +303,7 @@ def _plan_cut(topic: Topic) -> str | None:
             one.topic_partition.partition,
             _cut_offset(run.destination, one),
             one.logs.here_end,
+            epochs.get(one.topic_partition.partition),
         )
         for one in found.divergences
         if one.diverges

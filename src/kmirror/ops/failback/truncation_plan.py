@@ -49,6 +49,13 @@ _CUT: tuple[Column[PlannedCut], ...] = (
         lambda cut: cut.expected_log_end,
         only=Only("partitions of which it is known", lambda cut: cut.expected_log_end is not None),
     ),
+    Column(
+        "leaderEpoch",
+        COUNT,
+        "the leader epoch when the plan was made; a log with records of a later one after the cut is refused",
+        lambda cut: cut.leader_epoch,
+        only=Only("partitions of which it is known", lambda cut: cut.leader_epoch is not None),
+    ),
 )
 
 
@@ -148,7 +155,10 @@ def _partition(stored: object, what: str) -> PlannedCut:
     except ValueError:
         raise ValueError(f"{what}.topicId is not a topic id") from None
     expected = None if one.get("expectedLogEnd") is None else _number(one, "expectedLogEnd", what)
-    return PlannedCut(topic, topic_id, _number(one, "partition", what), _number(one, "cutOffset", what), expected)
+    epoch = None if one.get("leaderEpoch") is None else _number(one, "leaderEpoch", what)
+    return PlannedCut(
+        topic, topic_id, _number(one, "partition", what), _number(one, "cutOffset", what), expected, epoch
+    )
 
 
 def _object(stored: object, what: str) -> Mapping[str, Any]:
