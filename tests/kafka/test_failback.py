@@ -74,7 +74,11 @@ def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(
         wait_until(lambda: all(row.initial_copy_complete for row in describe(trip.at_a, trip.mirror)))
         promoted = promote(trip.at_a, PromoteRequest(trip.mirror, idle_ms=0, timeout_ms=120_000))
     assert promoted.result.exit_code == 0, promoted.result
-    # A is in charge again, and B comes back under the same name; then all of it once more
+    # A is in charge again: who confuses the clusters now is warned
+    confused = trip.back(dry_run=True).result
+    assert [one for one in confused.warnings if f"{topic}: stopped here after the cluster that is to be copied" in one]
+    assert not [one for report in (drill, done) for one in report.result.warnings if "stopped here after" in one]
+    # B comes back under the same name; then all of it once more
     produce(trip.a, topic, ["at-a-again"])
     request = FailbackRequest(trip.mirror, properties_of(trip.a), watch_s=0.1)
     returned = failback(trip.at_b, request)
@@ -88,6 +92,7 @@ def test_without_records_after_the_fork_only_the_delta_is_copied_twice_in_a_row(
     second = trip.back(strategy=Strategy.RECREATE)
     assert second.result.exit_code == 0, second.result
     assert archives_of(second)[topic]["records"] == 1
+    assert not [one for one in (*returned.result.warnings, *second.result.warnings) if "stopped here after" in one]
     trip.copy_to_a()
     trip.assert_same(topic, 2)
     assert [record.value for record in shown(trip.a, topic)][-2:] == [b"at-a-again", b"local-3"]

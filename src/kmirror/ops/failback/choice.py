@@ -19,6 +19,7 @@ from kmirror.ops.stop.work import is_stopped
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.in_charge import HeldStage, holdings_in
 from kmirror.sync.discovery import is_internal
 from kmirror.words import listed
 
@@ -50,7 +51,19 @@ def chosen_topics(
         names = _named(destination, primary, topics, mirror)
     require_not_owned(destination.state(), names, mirror, "here")
     require_not_owned(primary.state, names, mirror, "on the new primary")
-    return names, warnings
+    return names, [*warnings, *_in_charge_here(destination.state(), primary.state, names)]
+
+
+def _in_charge_here(old_source: State, new_primary: State, names: Sequence[str]) -> list[str]:
+    """Warn of topics that were stopped here later than on the new primary: the clusters may have been confused."""
+    here, there = holdings_in(old_source), holdings_in(new_primary)
+    stopped = {name: here[name].term for name in names if name in here and here[name].stage is HeldStage.STOPPED}
+    later = [name for name, term in stopped.items() if name in there and term > there[name].term]
+    what = (
+        "stopped here after the cluster that is to be copied from, so this cluster is in charge, and loses what it has"
+    )
+    ask = "taken since: is --bootstrap-server the old source, and --mirror-config the new primary?"
+    return [f"{_some(later)}: {what} {ask}"] if later else []
 
 
 def topics_to_return(
