@@ -14,6 +14,7 @@ import pytest
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.lane.reports import control
 from kmirror.ops.base.context import Destination
 from kmirror.state.store import StateStore
 from kmirror_sandbox.cluster import SandboxCluster
@@ -28,6 +29,7 @@ from tests.support.mirrors import properties_of
 from tests.support.round_trip import Trip
 from tests.support.shared_clusters import forgetful_cluster, installed_in, late_wired_cluster
 from tests.support.stores import state_store
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["forgotten_mirrors"]
 
@@ -44,6 +46,12 @@ def mirror(source_cluster: SandboxCluster, destination_cluster: SandboxCluster) 
     """Return a mirror that a lane is given, between the clusters that all tests share."""
     with closing(Mirror(source_cluster, destination_cluster)) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def lanes_of_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lanes that a test starts itself live for as long as the machine needs: no engine sends them heartbeats."""
+    monkeypatch.setattr(control, "_ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
 
 
 @pytest.fixture

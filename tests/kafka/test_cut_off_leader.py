@@ -265,7 +265,6 @@ def renamed(state: State, mirror: str, number: int) -> Changes:
 def test_a_lane_does_not_write_on_by_what_a_former_leader_says(
     source_cluster: SandboxCluster, split: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kmirror.engine.lane.reports.control._ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
     mirror = copied(source_cluster, split)
     wait_until(lambda: all_in_sync(split))
     lease = Lease.acquire(state_store(properties_of(split)), mirror, EngineIdentity.of_this_process())
@@ -413,7 +412,6 @@ def test_a_source_leader_that_is_cut_off_is_left_and_nothing_is_judged_by_it(
 ) -> None:
     """A lane stood still there with a lag of 0; and what its successor had was missing there, and so diverged."""
     monkeypatch.setattr(leader_checks, "CHECK_SECONDS", 0.5)
-    monkeypatch.setattr("kmirror.engine.lane.reports.control._ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
     wait_until(lambda: all_in_sync(split))
     topic = create_topic(split, replicas=[[2, 3, 1]])
     create_topic(destination_cluster, name=topic)

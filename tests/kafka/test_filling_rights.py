@@ -38,7 +38,7 @@ from tests.support.lane import Mirror
 from tests.support.leader import OWN_ID, create_topic, young
 from tests.support.librdkafka import librdkafka
 from tests.support.shared_clusters import GUARDED
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import wait_until
 
 
 def allow(
@@ -154,11 +154,7 @@ def allow_transactions(mirror: Mirror) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(
-    restricted: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no engine renews what these lanes may do
-    monkeypatch.setattr("kmirror.engine.lane.reports.control._ENGINE_SILENCE_SECONDS", 10 * PATIENCE_S)
+def test_without_the_right_to_write_markers_holes_are_filled_by_transactions(restricted: Mirror) -> None:
     topic = topic_of(restricted, 2)
     allow_transactions(restricted)
     lane = restricted.start()
