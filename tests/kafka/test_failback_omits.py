@@ -133,8 +133,11 @@ def test_a_topic_that_its_owner_has_deleted_does_not_hold_up_the_others(trip: Tr
         trip.back(deleted, other)
     with pytest.raises(RefusedError, match=absent):
         switchover(trip.at_b, named)
-    done = switchover(trip.at_b, request).result
+    lines: list[str] = []
+    done = switchover(trip.at_b, request, lambda view: lines.extend(view.lines)).result
     assert done.exit_code == 0, done
+    assert [line for line in lines if "start clients of 1 topic here" in line], lines
+    assert [line for line in lines if f"not known whether {deleted} can be written here" in line], lines
     assert [topic.topic for topic in trip.at_a.state().topics(trip.mirror)] == [other]
     assert {row.topic for row in trip.back().result.results} == {other}
 

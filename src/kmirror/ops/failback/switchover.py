@@ -189,11 +189,15 @@ class _Switchover:
         known = [record for topic in self.topics if (record := state.topic(name, topic))]
         partitions = [partition for topic in known for partition in partitions_of(topic)]
         since_ms, probed = now_ms(), probe_writable(self.destination.client, partitions)
-        denied = sorted({p.topic for p, error in probed.items() if error and error.reason is Reason.NOT_AUTHORIZED})
-        count, facts, lines = len(self.topics) - len(denied), self.facts, []
+        failed = {partition.topic: error for partition, error in probed.items() if error}
+        denied = sorted(topic for topic, error in failed.items() if error.reason is Reason.NOT_AUTHORIZED)
+        unknown = sorted(failed.keys() - set(denied))
+        count, facts, lines = len(known) - len(failed), self.facts, []
         if denied:
             facts["denied"] = denied[:_MOST_RECORDED]
             lines.append(f"kmirror is denied WRITE on {listed(denied)} here: allow it before you start clients of them")
+        if unknown:
+            lines.append(f"not known whether {listed(unknown)} can be written here: {failed[unknown[0]].message}")
         if count:
             facts["writableSinceMs"] = since_ms
             writable = f"{address_of(*self.destination.config.bootstrap_servers[0])} takes writes now"
