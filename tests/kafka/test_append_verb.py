@@ -176,7 +176,9 @@ def test_an_engine_that_has_not_paused_yet_is_noticed_although_its_clock_is_behi
     change(destination, mirror, lambda _: Changes((paused,)))
     file = write(row(topic, 2))
     with closing(StateStore(destination.config)) as store, ThreadPoolExecutor(1) as operator:
-        lease = Lease.acquire(store, mirror, EngineIdentity.of_this_process())
+        lease = Lease.acquire(store, mirror, EngineIdentity.of_this_process(), ttl_ms=2_000)
+        (silent,) = append(destination, file, dry_run=True).results
+        assert silent.result is Outcome.REFUSED, "its lanes may still copy"
         for state, pause_id, outcome in (
             (PartitionState.MIRRORING, None, Outcome.REFUSED),
             # a pause that was resumed: the engine may have begun to copy again

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kmirror.errors import OutcomeUnknown, Reason, RefusedError, UnreachableError, UsageError
+from kmirror.errors import OutcomeUnknown, Reason, RefusedError, TimedOutError, UnreachableError, UsageError
 from kmirror.state.engine_findings import JobFailure
 from kmirror.state.engine_identity import EngineIdentity, FencedByCommandError
 from kmirror.state.event_records import Event
@@ -32,9 +32,11 @@ from kmirror.state.snapshot import Changes
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline, boottime
 from kmirror.state.writer import StateWriter
+from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.clusters import freeze
 from tests.support.spawned import PROCESSES, ended
 from tests.support.stores import LostAnswers, state_store
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ME = EngineIdentity.of_this_process("app-me", "local[*]")
 OTHER_HOST = replace(ME, host="far-away", boot_id="another", pid=7, application_id="app-far")
@@ -137,12 +139,13 @@ def test_a_second_engine_is_refused_with_the_name_of_the_first(store: StateStore
 
 
 @contextmanager
-def heartbeats(lease: Lease) -> Iterator[None]:
+def heartbeats(lease: Lease, timeout: float | None = None) -> Iterator[None]:
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(0.5):
-            lease.heartbeat({0: Incarnation(1, 0)})
+            with suppress(OutcomeUnknown, TimedOutError, UnreachableError):
+                lease.heartbeat({0: Incarnation(1, 0)}, timeout=timeout)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -375,6 +378,30 @@ def test_a_standby_succeeds_an_engine_elsewhere_that_falls_silent(store: StateSt
     assert lease is not None
     assert lease.predecessor_may_write_until > boottime()
     lease.close()
+
+
+def test_a_standby_takes_no_lease_because_the_state_could_not_be_reached(
+    destination_cluster: SandboxCluster, store: StateStore, config: Any, name: str
+) -> None:
+    """The engine could not reach it either: that there is no heartbeat right after the outage says nothing of it."""
+    first, found, is_over = Lease.acquire(store, name, OTHER_HOST, ttl_ms=5_000), [], threading.Event()
+
+    def stand_by() -> None:
+        found.append(Lease.standby(state_store(config), name, ME, should_stop=is_over.is_set))
+
+    (broker,), waiting = destination_cluster.brokers, threading.Thread(target=stand_by)
+    with heartbeats(first, timeout=3.0):
+        waiting.start()
+        time.sleep(1)
+        freeze(destination_cluster, broker.node_id)
+        time.sleep(first.record.ttl_ms / 1000 + 1)
+        frozen = first.record
+        destination_cluster.signal(broker.node_id, signal.SIGCONT)
+        wait_until(lambda: first.record != frozen or found)
+        is_over.set()
+        waiting.join()
+    assert found == [None]
+    first.close()
 
 
 def test_a_standby_can_be_stopped(store: StateStore, name: str) -> None:

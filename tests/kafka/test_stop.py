@@ -17,10 +17,10 @@ from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.writing.fence import FenceResult, Writer, fence
-from kmirror.engine.clock import now_ms
+from kmirror.engine.clock import now, now_ms
 from kmirror.engine.lane.reports.state_log import append_to
 from kmirror.engine.spec import own_producer_id
-from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, settled
+from kmirror.errors import BrokerError, ExitCode, Reason, RefusedError, UnreachableError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
@@ -35,6 +35,7 @@ from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.steps import Step
 from kmirror.ops.stop.stop import STOP
 from kmirror.ops.stop.work import StopWork
+from kmirror.state.lease import Lease
 from kmirror.state.records import EngineRecord, EngineState, PartitionState
 from kmirror.state.snapshot import Changes, State
 from kmirror.status.topic_state import TopicState
@@ -264,6 +265,31 @@ def test_pause_stops_the_copy_and_resume_continues_it(cluster_pair: ClusterPair,
     assert record is not None
     assert record.paused
     assert resume(destination, mirror).exit_code == 0
+
+
+def test_a_pause_with_a_silent_engine_returns_when_its_lanes_cannot_write_any_more(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They copy for half a minute after the last heartbeat."""
+    topic = unique_topic()
+    mirror = mirrored(cluster_pair, destination, topic)
+
+    def no_answer(*_: object) -> None:
+        raise UnreachableError("no answer")
+
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        monkeypatch.setattr(Lease, "renewal", lambda *_: None)
+        monkeypatch.setattr(Lease, "store", no_answer)
+        done = pause(destination, mirror, selector(topic))
+        assert done.exit_code == 0
+        assert all(lane.control.deadline < now() for lane in engine.lanes)
+        assert "was fenced" in done.warnings[0]
+        monkeypatch.undo()
+    produce(cluster_pair.source, topic, ["four"])
+    with LocalEngine(destination, mirror):
+        assert pause(destination, mirror).warnings == ()
+    assert end_of(destination, topic) == 3
 
 
 def test_a_pause_of_a_mirror_is_not_held_against_what_was_stopped_before(

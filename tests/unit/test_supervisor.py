@@ -57,21 +57,48 @@ def test_what_a_newer_version_keeps_is_left_alone_and_not_taken_for_deleted(key:
     assert (reported[0], reported[1].level, "of version 9" in reported[1].why) == ("m", Level.ERROR, True)
 
 
-def test_a_lease_is_taken_when_the_engine_that_had_it_has_left() -> None:
-    others = OtherEngines()
-    assert not others.has_left("m", 0.0), "no one has looked"
-    others.take("m", None, 0.0)
-    assert others.has_left("m", 0.0)
-    others.take("m", ENGINE, 10.0)
-    others.take("m", replace(ENGINE, last_seen_ms=5), 14.0)
-    assert not others.has_left("m", 19.0)
-    assert others.silent("m", 19.0) is None
-    assert others.has_left("m", 19.1)
-    assert others.silent("m", 19.1) == replace(ENGINE, last_seen_ms=5)
-    others.take("m", replace(ENGINE, last_seen_ms=6), 19.2)
-    assert not others.has_left("m", 19.3)
-    others.take("m", replace(ENGINE, state=EngineState.RELEASED), 19.4)
-    assert others.has_left("m", 19.5)
+class Clock:
+    """Reads what is stored of the engine, at times of its own."""
+
+    at = 0.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kmirror.state.engine_identity.boottime", lambda: self.at)
+        self.others = OtherEngines()
+
+    def reads(self, record: EngineRecord | None, *times: float) -> bool:
+        """Read it at each of these times; return whether the mirror may then be taken."""
+        for self.at in times:
+            self.others.take("m", record)
+        return self.others.has_left("m")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_lease_is_taken_when_the_engine_that_had_it_has_left(clock: Clock) -> None:
+    assert not clock.others.has_left("m"), "no one has looked"
+    assert clock.reads(None, 0.0)
+    assert not clock.reads(ENGINE, 10.0)
+    renewed = replace(ENGINE, last_seen_ms=5)
+    assert not clock.reads(renewed, 14.0, 15.0, 16.0, 17.0, 18.0)
+    assert clock.others.silent("m") is None
+    clock.at = 19.1
+    assert clock.others.silent("m") == renewed
+    assert not clock.reads(replace(ENGINE, last_seen_ms=6), 19.2)
+    assert clock.reads(replace(ENGINE, state=EngineState.RELEASED), 19.4)
+
+
+def test_time_in_which_the_state_does_not_answer_says_nothing_of_an_engine(clock: Clock) -> None:
+    assert not clock.reads(ENGINE, 0.0, 1.0)
+    clock.at = 20.0
+    assert not clock.others.has_left("m"), "nothing was read"
+    assert not clock.reads(ENGINE, 20.0, 21.0, 22.0)
+    assert clock.reads(ENGINE, 22.6)
+    # where each answer takes long, a dead engine is not waited for forever
+    assert clock.reads(replace(ENGINE, last_seen_ms=5), *range(30, 55, 5))
 
 
 FENCED = RefusedError("in charge", None, Reason.FENCED)

@@ -16,7 +16,7 @@ from pathlib import Path
 from kmirror.errors import Reason, RefusedError
 from kmirror.state.records import EngineRecord, EngineState
 from kmirror.state.store import StateStore
-from kmirror.state.waiting import Deadline, now_ms
+from kmirror.state.waiting import boottime, now_ms
 from kmirror.words import at_time
 
 HEARTBEAT_S = 1.0
@@ -70,6 +70,32 @@ def _start_time(pid: int) -> int | None:
     return -1 if state in "ZX" else int(rest[18])
 
 
+class EngineSilence:
+    """For how long an engine has sent no heartbeat, counted over reads of the state that are answered promptly.
+
+    One that waits for the state counts as one that takes `_WATCH_S`: the engine cannot store a heartbeat meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.record: EngineRecord | None = None
+        self._before_read, self._read_at = 0.0, boottime()
+
+    def take(self, record: EngineRecord | None) -> None:
+        """Take the record that was read now."""
+        self._before_read = self.seconds if record == self.record else 0.0
+        self.record, self._read_at = record, boottime()
+
+    @property
+    def seconds(self) -> float:
+        """For how long the record has not changed."""
+        return self._before_read + min(boottime() - self._read_at, _WATCH_S)
+
+    @property
+    def outlasts_lease(self) -> bool:
+        """True if the engine of the record is not in charge any more."""
+        return self.record is not None and self.seconds > self.record.ttl_ms / 1000
+
+
 class FencedByCommandError(RefusedError):
     """A command took the lease, not another engine: the mirror is free again when the command has ended."""
 
@@ -99,14 +125,17 @@ def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float,
     # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock, unless that is behind
     age_s, ttl_s = (now_ms() - found.last_seen_ms) / 1000, min(found.ttl_ms / 1000, _LONGEST_WATCH_S)
     is_fresh = 0 <= age_s < found.ttl_ms / 1000 - _WATCH_S
-    watch = Deadline(_WATCH_S if is_fresh or was_watched or age_s >= _LONGEST_WATCH_S else max(ttl_s, _WATCH_S))
-    while not watch.passed:
+    watch_s = _WATCH_S if is_fresh or was_watched or age_s >= _LONGEST_WATCH_S else max(ttl_s, _WATCH_S)
+    silence = EngineSilence()
+    silence.take(found)
+    while silence.seconds < watch_s:
         time.sleep(_POLL_S)
         seen = store.read(timeout).engine(found.mirror)
         if seen is None or seen.state is EngineState.RELEASED:
             return
         if seen != found:
             raise in_charge_error(seen)
+        silence.take(seen)
     if is_fresh:
         raise in_charge_error(found)
 

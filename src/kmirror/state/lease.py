@@ -39,6 +39,7 @@ from kmirror.errors import (
 from kmirror.state.engine_identity import (
     HEARTBEAT_S,
     EngineIdentity,
+    EngineSilence,
     FencedByCommandError,
     in_charge_error,
     is_of,
@@ -148,9 +149,10 @@ class Lease:
         """
         state = store.read()
         _require_mirror(state, mirror)
-        found, seen_at = state.engine(mirror), boottime()
+        silence = EngineSilence()
         while not should_stop():
-            if found is None or is_over(found, identity) or boottime() - seen_at > found.ttl_ms / 1000:
+            silence.take(found := state.engine(mirror))
+            if found is None or is_over(found, identity) or silence.outlasts_lease:
                 try:
                     return cls._take(store, mirror, identity, ttl_ms, found, False, DEFAULT_TIMEOUT_S)
                 except RefusedError as error:
@@ -159,9 +161,6 @@ class Lease:
             time.sleep(_POLL_S)
             state = store.read()
             state.require_readable(mirror)  # before anything is taken from an engine of a newer version
-            now_found = state.engine(mirror)
-            if now_found != found:
-                found, seen_at = now_found, boottime()
         return None
 
     @classmethod

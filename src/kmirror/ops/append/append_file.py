@@ -32,7 +32,7 @@ from kmirror.state.snapshot import State
 from kmirror.words import counted
 
 _VERB = "append"
-#: Time an engine may take to pause a topic; one that is gone sends no heartbeat for the length of its lease.
+#: Time an engine may take to pause a topic.
 _HANDOVER_S = 15.0
 #: Once it has reported one of these for a partition of a paused topic, an engine writes nothing to it.
 _RELEASED = (PartitionState.PAUSED, PartitionState.FAILED, PartitionState.STOPPED)
@@ -148,13 +148,14 @@ def _check(destination: Destination, spans: Spans) -> tuple[Refusals, list[str]]
 def _not_writable(destination: Destination, state: State, topic: TopicRecord) -> KmirrorError | None:
     """Return why a mirror topic may not be written to now, None if it may."""
     mirror, name = topic.mirror, topic.topic
-    pause = f"`{on_topics('pause', mirror, [name])}` first, and `kmirror resume` afterwards"
+    pause = f"`{on_topics('pause', mirror, [name])}`"
     state.require_readable(mirror)
     if topic.desired is not DesiredState.PAUSED:
-        return RefusedError(f"{name} is mirrored by {mirror}: engines append to it", pause)
-    if await_handover(destination, mirror, [name], _RELEASED, _HANDOVER_S) is not Handover.LATE:
+        hint = f"{pause} first, and `kmirror resume` afterwards"
+        return RefusedError(f"{name} is mirrored by {mirror}: engines append to it", hint)
+    if await_handover(destination, mirror, [name], _RELEASED, _HANDOVER_S) is Handover.CLEAN:
         return None
-    hint = "`kmirror describe` shows when it is PAUSED; then run the same command again"
+    hint = f"{pause} waits until none does; then run the same command again"
     return RefusedError(f"{name} is being paused: an engine may still append to it", hint)
 
 

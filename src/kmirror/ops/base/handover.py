@@ -12,9 +12,10 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from kmirror.ops.base.context import Destination
+from kmirror.state.engine_identity import EngineSilence
 from kmirror.state.records import EngineState, PartitionRecord, PartitionState, TopicRecord
 from kmirror.state.snapshot import State
-from kmirror.state.waiting import boottime
+from kmirror.state.waiting import Deadline, boottime
 
 _STEP_S = 0.1
 
@@ -43,11 +44,11 @@ def await_handover(
 
     Raises UnreachableError: the destination does not answer.
     """
-    state = destination.state()
-    engine, seen_at = state.engine(mirror), boottime()
-    until = boottime() + patience_s
+    silence, until = EngineSilence(), Deadline(patience_s)
     released_at: float | None = None
     while True:
+        state = destination.state()
+        silence.take(engine := state.engine(mirror))
         if engine is None:
             return Handover.CLEAN
         if engine.state is EngineState.RELEASED:
@@ -57,15 +58,11 @@ def await_handover(
                 return Handover.CLEAN
         elif all_released(state, mirror, topics, states):
             return Handover.CLEAN
-        elif boottime() - seen_at > engine.ttl_ms / 1000:
+        elif silence.outlasts_lease:
             return Handover.SILENT
-        elif boottime() > until:
+        elif until.passed:
             return Handover.LATE
         time.sleep(_STEP_S)
-        state = destination.state()
-        found = state.engine(mirror)
-        if found != engine:
-            engine, seen_at = found, boottime()
 
 
 def all_released(state: State, mirror: str, topics: Collection[str], states: Collection[PartitionState]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 
+from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode
 from kmirror.ops.base.context import Destination, change, own_event, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
@@ -13,9 +14,11 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.lease import end_lease
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
 from kmirror.state.snapshot import Changes, State
+from kmirror.state.waiting import Deadline
 
 #: How long to wait until an engine has nothing of a topic in flight.
 _PATIENCE_S = 30.0
@@ -80,17 +83,27 @@ def _change(
         change(destination, mirror, decide)
     # also wait for topics already being paused: the command that recorded that may have been killed
     living = [topic.topic for topic in chosen if topic.desired is not DesiredState.STOPPED]
-    late = not dry_run and pauses and _is_late(destination, mirror, living)
+    warnings: list[str] = []
+    late = not dry_run and pauses and _is_late(destination, mirror, living, warnings)
     rows = [_row(topic, verb, topic.topic in changed, dry_run=dry_run, late=late) for topic in chosen]
     if topics is None and (not rows or require_mirror(state, mirror).paused is not pauses):
         word = ("would be" if dry_run else "is") + (" paused" if pauses else " resumed")
         rows.append(TopicResult(None, None, Outcome.DONE, f"mirror {mirror} {word}, including topics added later"))
-    return VerbResult.of(verb, mirror, rows, dry_run=dry_run)
+    return VerbResult.of(verb, mirror, rows, dry_run=dry_run, warnings=warnings)
 
 
-def _is_late(destination: Destination, mirror: str, topics: list[str]) -> bool:
-    """Wait for the engine; return whether it still copies."""
-    return bool(topics) and await_handover(destination, mirror, topics, _RELEASED, _PATIENCE_S) is Handover.LATE
+def _is_late(destination: Destination, mirror: str, topics: list[str], warnings: list[str]) -> bool:
+    """Wait for the engine, and fence a silent one, whose lanes may run; return whether one may still copy."""
+    if not topics:
+        return False
+    until = Deadline(_PATIENCE_S)
+    ended = await_handover(destination, mirror, topics, _RELEASED, until.remaining)
+    if ended is Handover.SILENT:
+        end_lease(destination.store, mirror)
+        again = f"if it does not start again by itself, `{on_mirror('run', mirror)}` starts one"
+        warnings.append(f"the engine of mirror {mirror} sent no heartbeat and was fenced; {again}")
+        ended = await_handover(destination, mirror, topics, _RELEASED, until.remaining)
+    return ended is not Handover.CLEAN
 
 
 def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: bool) -> TopicResult:
@@ -99,7 +112,7 @@ def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: b
         hint = "`kmirror add --adopt` makes it a mirror topic again; `kmirror failback` mirrors in the other direction"
         return TopicResult(name, None, Outcome.REFUSED, f"{name} is stopped: it is no longer a mirror topic", hint=hint)
     if late:
-        message = f"{name} is being paused, but its engine still copies it after {_PATIENCE_S:g} s"
+        message = f"{name} is being paused, but its engine may still copy it after {_PATIENCE_S:g} s"
         return TopicResult(name, None, Outcome.TIMED_OUT, message, hint="`kmirror describe` shows when it is paused")
     if not changed:
         word = "paused" if verb == "pause" else "not paused"

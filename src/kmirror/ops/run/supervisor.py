@@ -34,7 +34,7 @@ from kmirror.ops.base.retrying import FIRST_PAUSE_S, LONGEST_PAUSE_S, is_transie
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.stop.stop import is_being_stopped, require_not_failed_over
-from kmirror.state.engine_identity import FencedByCommandError, has_ended
+from kmirror.state.engine_identity import EngineSilence, FencedByCommandError, has_ended
 from kmirror.state.records import EngineRecord, MirrorRecord
 from kmirror.state.snapshot import State
 
@@ -74,27 +74,25 @@ class OtherEngines:
     """Know when an engine elsewhere has left a mirror: its record says so, is gone, or is not renewed."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[EngineRecord | None, float]] = {}
+        self._seen: dict[str, EngineSilence] = {}
 
-    def take(self, mirror: str, record: EngineRecord | None, at: float) -> None:
+    def take(self, mirror: str, record: EngineRecord | None) -> None:
         """Take what is stored of the engine in charge."""
-        if mirror not in self._seen or self._seen[mirror][0] != record:
-            self._seen[mirror] = record, at
+        self._seen.setdefault(mirror, EngineSilence()).take(record)
 
     def forget(self, mirror: str) -> None:
         """Forget what is known of a mirror's engine."""
         self._seen.pop(mirror, None)
 
-    def has_left(self, mirror: str, at: float) -> bool:
+    def has_left(self, mirror: str) -> bool:
         """Return True if the mirror may be taken; False until its engine's record was read."""
-        if mirror not in self._seen:
+        if (silence := self._seen.get(mirror)) is None:
             return False
-        record, since = self._seen[mirror]
-        return record is None or has_ended(record) is True or at - since > record.ttl_ms / 1000
+        return silence.record is None or has_ended(silence.record) is True or silence.outlasts_lease
 
-    def silent(self, mirror: str, at: float) -> EngineRecord | None:
+    def silent(self, mirror: str) -> EngineRecord | None:
         """Return the record of an engine that has left a mirror; None if there is none, or it has not left."""
-        return self._seen[mirror][0] if self.has_left(mirror, at) else None
+        return self._seen[mirror].record if self.has_left(mirror) else None
 
 
 def not_copied_because(error: Exception, request: RunRequest) -> NotCopied:
@@ -227,7 +225,7 @@ class EngineSupervisor:
                 self._finish_step(member, member.step, engines, at)
             elif member.step is None and room > 0 and self._is_due(name, member, at):
                 room -= 1
-                silent = self._others.silent(name, at)
+                silent = self._others.silent(name)
                 member.step = call_in_thread(partial(self._start, member, silent))
 
     def take_ended(self, engines: Engines) -> None:
@@ -260,7 +258,7 @@ class EngineSupervisor:
     def _take_state(self, state: State, engines: Engines, at: float) -> None:
         wanted = self._wanted(state)
         for name in wanted:
-            self._others.take(name, state.engine(name), at)
+            self._others.take(name, state.engine(name))
         for member in self._members.values():
             stops, member.is_being_stopped = member.is_being_stopped, is_being_stopped(state, member.record.name)
             if member.is_being_stopped and not stops:
@@ -297,7 +295,7 @@ class EngineSupervisor:
     def _is_due(self, name: str, member: _Member, at: float) -> bool:
         if member.is_left_out or member.is_being_stopped or at < member.retry_at:
             return False
-        return not member.is_held or self._others.has_left(name, at)
+        return not member.is_held or self._others.has_left(name)
 
     def _start(self, member: _Member, silent: EngineRecord | None) -> MirrorEngine | None:
         """Take the mirror's lease and create its engine once Spark has started; None when the run ends before."""

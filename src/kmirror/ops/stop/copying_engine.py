@@ -7,9 +7,9 @@ import time
 from kmirror.ops.base.context import now_ms
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.stop.promote_request import Show
+from kmirror.state.engine_identity import EngineSilence
 from kmirror.state.records import EngineState
 from kmirror.state.snapshot import State
-from kmirror.state.waiting import boottime
 from kmirror.status.engine_health import engine_in_charge
 
 #: Least time between two starts of our own engine.
@@ -26,9 +26,8 @@ class CopyingEngine:
         self._mirror = mirror
         self._show = show
         self._started_at = 0.0
-        #: The last heartbeat, when it was first seen, and whether one was seen to follow another.
-        self._heartbeat: tuple[str, int] | None = None
-        self._seen_at = 0.0
+        self._silence = EngineSilence()
+        #: True once a heartbeat was seen to follow another.
         self._is_beating = False
 
     def ensure(self, state: State) -> None:
@@ -40,10 +39,6 @@ class CopyingEngine:
             self._show.say("no engine is in charge: one is started" + (f" again ({said})" if said else ""))
             self._started_at = time.monotonic()
             self._own.start()
-
-    def watch_again(self) -> None:
-        """Count as silence only what follows: what the engine stored meanwhile could not be read."""
-        self._seen_at = boottime()
 
     def trouble(self, state: State) -> str | None:
         """Return why nothing copies although our own engine was started; None if an engine is in charge."""
@@ -62,12 +57,10 @@ class CopyingEngine:
         engine = state.engine(self._mirror)
         if engine is None or engine.state is EngineState.RELEASED:
             return False
-        heartbeat = engine.lease_id, engine.last_seen_ms
-        if heartbeat != self._heartbeat:
-            self._is_beating = self._heartbeat is not None
-            self._heartbeat, self._seen_at = heartbeat, boottime()
-        silent_s = boottime() - self._seen_at
-        if silent_s >= engine.ttl_ms / 1000:
+        if engine != self._silence.record:
+            self._is_beating = self._silence.record is not None
+        self._silence.take(engine)
+        if self._silence.outlasts_lease:
             return False
         is_fresh = engine_in_charge(state, self._mirror, now_ms()) is not None
-        return self._is_beating or is_fresh or silent_s < _WATCH_S
+        return self._is_beating or is_fresh or self._silence.seconds < _WATCH_S

@@ -274,7 +274,6 @@ class _Promotion:
                 raise
             self.unknown = one_line("; ".join(filter(None, (str(error), getattr(error, "hint", None)))))
             self.show.say(f"unknown now: {self.unknown}")
-            self.engine.watch_again()
             return False
 
     def _stop_complete(self) -> bool:
