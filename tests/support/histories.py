@@ -139,12 +139,16 @@ def stored_by(data: bytes, producer_id: int) -> bytes:
 
 
 def compare(
-    source: Log, destination: Log, section_bytes: int = WHOLE, producer_id: int = OWN_ID
+    source: Log,
+    destination: Log,
+    section_bytes: int = WHOLE,
+    producer_id: int = OWN_ID,
+    holes_from: int | None = None,
 ) -> tuple[TailFinding, list[tuple[int | None, int | None]]]:
     """Compare the ends of two logs; return what was found, and what was read for it: (destination, source)."""
     ends = LogEnds(source.start, source.shown_end, destination.start, destination.end)
     reads: list[tuple[int | None, int | None]] = []
-    comparing = compare_tails(ends, producer_id)
+    comparing = compare_tails(ends, producer_id, holes_from)
     try:
         wanted = next(comparing)
         while True:

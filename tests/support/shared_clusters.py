@@ -315,8 +315,8 @@ def quick_logs() -> dict[str, BuiltLog]:
     return {f"seed-{seed}": build_log(seed) for seed in QUICK_SEEDS}
 
 
-def set_brokers(cluster: SandboxCluster, settings: Mapping[str, str | None]) -> None:
-    """Change settings of each broker while it runs, or remove them (None)."""
+def set_brokers(cluster: SandboxCluster, settings: Mapping[str, str | None], *node_ids: int) -> None:
+    """Change settings of these brokers, or of each, while they run, or remove them (None)."""
     entries = [
         ConfigEntry(
             key,
@@ -326,8 +326,8 @@ def set_brokers(cluster: SandboxCluster, settings: Mapping[str, str | None]) -> 
         for key, value in settings.items()
     ]
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for broker in cluster.brokers:
-        resource = ConfigResource(ResourceType.BROKER, str(broker.node_id), incremental_configs=entries)
+    for node_id in node_ids or [broker.node_id for broker in cluster.brokers]:
+        resource = ConfigResource(ResourceType.BROKER, str(node_id), incremental_configs=entries)
         admin.incremental_alter_configs([resource])[resource].result(30)
 
 

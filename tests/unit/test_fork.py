@@ -11,7 +11,7 @@ import pytest
 from kmirror.engine.histories.fork import Fork, find_fork
 from kmirror.engine.histories.stretches import DamagedLogError, LogEnds, Section, Sections
 from tests.support.forked_logs import HOLE, QUIET, DenseLog, PackedLog, forked_logs, search, what_is_right
-from tests.support.histories import WHOLE, batch, build, without
+from tests.support.histories import FOREIGN_ID, OWN_ID, WHOLE, Log, batch, build, marker, without
 from tests.support.log_batches import encode
 
 
@@ -102,6 +102,34 @@ def test_markers_match_whatever_shows_nothing() -> None:
     assert found(log([*shared, *"sss"], 50), log([*shared[:-5], *"ssssssss"])) == Fork(25, True, 9)
 
 
+@pytest.mark.parametrize("hint", [None, 31, 150, 200])
+def test_a_mirrors_markers_are_no_fork_below_records_that_agree(hint: int | None) -> None:
+    """The source of the copy shows records there since another of its replicas leads it."""
+    uneven = ["s"] * 30 + [QUIET] * 50 + ["s"] * 60 + [QUIET] * 3 + ["s"] * 57
+    for longest in (1, 7, 300):
+        one, other = log(["s"] * 200 + ["d"] * 100, longest), log([*uneven, *["b"] * 100])
+        assert search(one, other, hint=hint)[0] == Fork(200, True, 199)
+        assert search(other, one, hint=hint)[0] == Fork(200, True, 199)
+
+
+def test_a_mirrors_markers_are_a_fork_below_records_that_differ() -> None:
+    """Seven records may agree by coincidence."""
+    for agreeing in (0, 7):
+        rewritten = log([*["s"] * 30, *["x"] * 50, *["s"] * agreeing, *["x"] * 100])
+        copied = log([*["s"] * 30, *[QUIET] * 50, *["s"] * agreeing, *["s"] * 100])
+        for one, other in ((rewritten, copied), (copied, rewritten)):
+            assert search(one, other)[0] == Fork(30, True, 29)
+
+
+@pytest.mark.parametrize("producer_id", [FOREIGN_ID, OWN_ID])
+def test_the_markers_of_others_are_a_fork(producer_id: int) -> None:
+    marked = Log([batch(0, 30), *(marker(offset, producer_id) for offset in range(30, 40)), batch(40, 400)])
+    whole = Log([batch(first, 40) for first in range(0, 440, 40)])
+    whole.batches[-1] = batch(400, 40, "d")
+    fork = search(marked, whole, hint=40)[0]
+    assert fork == (Fork(400, True, 399) if producer_id == OWN_ID else Fork(30, True, 29))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
@@ -121,7 +149,8 @@ def test_logs_of_all_kinds(seeds: range) -> None:
         hint = rng.choice([None, logs.fork.offset, rng.randint(0, shared.stop + 5)])
         for section_bytes in (1, 2000, WHOLE):
             fork, reads = search(logs.source, logs.destination, section_bytes, hint)
-            assert len(reads) <= 64 + 5 * math.log2(len(shared) + 1), (seed, section_bytes)
+            # what agrees above a marker is another search
+            assert len(reads) <= 2 * (64 + 5 * math.log2(len(shared) + 1)), (seed, section_bytes)
             if section_bytes == 1 and not fork.is_exact:
                 # one marker at a time, some silences are too long
                 assert (-1 if fork.agreed_at is None else fork.agreed_at) < logs.fork.offset <= fork.offset, seed

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.cluster.protocol.filler import filler_batch
 from kmirror.cluster.protocol.produce import AppendLimits
-from kmirror.engine.histories.judge import Copy, Fail, TailMatch
+from kmirror.engine.histories.judge import Copy, Fail, SourceMark, TailMatch, Trouble
 from kmirror.engine.lane.partition.broker_memory import CLOCK_SLACK_MS
 from kmirror.engine.lane.partition.partition_copy import MAX_IN_FLIGHT
 from kmirror.engine.lane.reports.row_reports import row_of
@@ -49,6 +49,27 @@ def test_the_copy_starts_where_the_destination_ends(shell: Shell) -> None:
     shell.fetch(stored(40, 5), stored(45, 1))
     (first,) = shell.send()
     assert (first.base_offset, sequence_of(first)) == (40, 40)
+
+
+def test_what_was_copied_is_marked_by_the_leader_whose_holes_it_has(shell: Shell) -> None:
+    """As long as a new leader is found to differ, nothing that it shows counts."""
+
+    def mark() -> SourceMark | None:
+        return shell.copy.progress.mark
+
+    assert mark() is None
+    shell.inspect(facts(40, high_watermark=50, compared_from=30, tail=TailMatch.SAME))
+    assert mark() == SourceMark(7, 50, 30, 40)
+    shell.fetch(stored(40, 2), high_watermark=60)
+    shell.send()
+    shell.answer()
+    assert mark() == SourceMark(7, 60, 30, 42)
+    shell.copy.interrupt(Trouble(Reason.SOURCE_UNREACHABLE, "the leader has moved"), shell.now)
+    newer = facts(42, source_leader=(2, 8), high_watermark=45, compared_from=41)
+    shell.inspect(newer, Fail(Reason.SOURCE_DIVERGED, "it differs", 41))
+    assert mark() == SourceMark(7, 60, 30, 42)
+    shell.inspect(replace(newer, tail=TailMatch.SAME))
+    assert mark() == SourceMark(8, 45, 41, 42)
 
 
 def test_one_batch_is_in_flight_until_the_first_success(shell: Shell) -> None:

@@ -164,6 +164,31 @@ def test_what_either_cleaner_removed_is_no_difference() -> None:
     assert found(Log([source]), Log([without(destination, *range(10))])).tail is TailMatch.NOTHING
 
 
+def test_from_an_offset_on_our_markers_count_as_holes() -> None:
+    source, copied_records = Log([batch(0, 9)]), [ours(0, 5), *(marker(offset) for offset in range(5, 8))]
+    for low, differs_at in ((5, None), (6, 5), (8, 7)):
+        finding = found(source, Log(list(copied_records)), holes_from=low)
+        assert (finding.tail, finding.differs_at) == (
+            (TailMatch.SAME, None) if differs_at is None else (TailMatch.DIFFERENT, differs_at)
+        )
+    # neither those of another writer, nor records
+    assert found(source, Log([ours(0, 5), marker(5, OLD_ID)]), holes_from=0).differs_at == 5
+    assert found(Log([batch(0, 5), batch(5, 4, "x")]), Log([ours(0, 9)]), holes_from=0).differs_at == 5
+    assert found(Log([batch(0, 5), marker(5, 3)]), Log([ours(0, 6)]), holes_from=0).differs_at == 5
+    # and below them, records decide
+    assert found(source, Log([ours(0, 5, "x"), *copied_records[1:]]), holes_from=0).differs_at == 0
+
+
+def test_it_is_known_from_where_on_all_was_compared() -> None:
+    source = Log([batch(0, 5), *(marker(offset, 3) for offset in range(5, 205))])
+    destination = Log([ours(0, 5), *(marker(offset) for offset in range(5, 205))])
+    assert found(source, destination).compared_from == 0
+    # so few bytes at a time leave something out between the greatest distances
+    assert found(source, destination, section_bytes=1000).compared_from > 180
+    assert found(Log([batch(0, 9)]), Log([ours(0, 5), ours(5, 4)])).compared_from == 5
+    assert found(Log(start=3, end=9), Log([marker(offset) for offset in range(9)])).compared_from == 3
+
+
 def test_an_emptied_log_has_nothing_to_compare() -> None:
     assert compare(Log(start=7), Log(start=7)) == (TailFinding(), [])
     assert compare(Log(start=9), Log([ours(0, 7)])) == (TailFinding(producer_id=OWN_ID), [(6, None)])

@@ -18,13 +18,17 @@ exactly those. The answer is then too high, never too low: still a contradiction
 but not the lowest one. If a history was written again identically, in whole or from some offset on, no fork can be seen
 there, unless a hint leads to it.
 
+A mirror's marker stands where its source showed nothing when it was copied. Each replica of a compacted source is
+cleaned by its own broker, so a later leader may show a record there. A marker that contradicts a record is no fork if
+eight records in a row agree above it.
+
 A hint is only where to start: a wrong one costs two probes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch_records import Record
@@ -73,7 +77,18 @@ def find_fork(ends: LogEnds, hint: int | None = None) -> Searching:
         DamagedLogError: a checksum does not match, or a batch cannot be read.
         UnsupportedFormatError: a batch of an unknown codec.
     """
-    return (yield from _Search(ends, hint).run())
+    floor, agreed_at = 0, None
+    while True:
+        search = _Search(ends, hint, floor)
+        fork = yield from search.run()
+        agreed_at = agreed_at if fork.agreed_at is None else fork.agreed_at
+        if search.ends_at_marker:
+            above = _Search(ends, hint, fork.offset + 1, skips_markers=True)
+            same = yield from above.run()
+            if above.is_proved and same.agreed_at is not None:
+                agreed_at, floor = same.agreed_at, same.agreed_at + 1
+                continue
+        return replace(fork, agreed_at=agreed_at)
 
 
 class _Twin:
@@ -90,6 +105,7 @@ class _Statement(NamedTuple):
     end: int
     shown: Record | _Twin | None
     records: int = 0
+    is_marker: bool = False
 
 
 class _Seen(NamedTuple):
@@ -100,10 +116,18 @@ class _Seen(NamedTuple):
     contradiction: int | None
     #: Everything below was compared.
     compared_to: int
+    #: True if the contradiction is between a mirror's marker and a record.
+    at_marker: bool = False
 
 
 def _compare(
-    ours: Iterable[StoredBatch], theirs: Iterable[StoredBatch], low: int, high: int, content_at: int | None
+    ours: Iterable[StoredBatch],
+    theirs: Iterable[StoredBatch],
+    low: int,
+    high: int,
+    content_at: int | None,
+    *,
+    skips_markers: bool,
 ) -> _Seen:
     """Compare from `low` to `high`, up to a contradiction, or past `content_at` once enough has agreed."""
     known = {b.base_offset: b for b in theirs if b.shows_records and not b.header.has_holes}
@@ -113,7 +137,7 @@ def _compare(
         if b.base_offset in known and b.next_offset <= high
         if b.shows_records and b.is_same_as(known[b.base_offset])
     }
-    here, there = _statements(ours, low, high, twins), _statements(theirs, low, high, twins)
+    here, there = (_statements(side, low, high, twins, skips_markers=skips_markers) for side in (ours, theirs))
     agreements, agreed_at = 0, None
     a, b = next(here, None), next(there, None)
     while a and b:
@@ -123,7 +147,7 @@ def _compare(
             b = next(there, None)
         elif a.shown != b.shown:
             offset = max(a.start, b.start)
-            return _Seen(agreements, agreed_at, offset, offset)
+            return _Seen(agreements, agreed_at, offset, offset, a.is_marker or b.is_marker)
         else:
             agreements, agreed_at = agreements + a.records, a.end - 1
             if content_at is not None and agreements >= _ENOUGH and a.end > content_at:
@@ -132,12 +156,16 @@ def _compare(
     return _Seen(agreements, agreed_at, None, high)
 
 
-def _statements(batches: Iterable[StoredBatch], low: int, high: int, twins: Collection[int]) -> Iterator[_Statement]:
+def _statements(
+    batches: Iterable[StoredBatch], low: int, high: int, twins: Collection[int], *, skips_markers: bool
+) -> Iterator[_Statement]:
     for batch in batches:
         if batch.next_offset <= low or batch.base_offset >= high:
             continue
         if batch.kind is not BatchKind.DATA:
-            yield _Statement(max(batch.base_offset, low), min(batch.next_offset, high), None)
+            is_marker = batch.kind is BatchKind.CONTROL and not batch.is_foreign
+            if not (is_marker and skips_markers):
+                yield _Statement(max(batch.base_offset, low), min(batch.next_offset, high), None, 0, is_marker)
         elif batch.base_offset in twins:
             yield _Statement(batch.base_offset, batch.next_offset, _TWIN, batch.header.record_count)
         elif batch.shows_records:
@@ -149,10 +177,16 @@ def _statements(batches: Iterable[StoredBatch], low: int, high: int, twins: Coll
 
 
 class _Search:
-    """One search. Everything is known below `_bottom`, and above `_known_from`; it ends where these meet."""
+    """One search from an offset on. Everything is known below `_bottom`, and above `_known_from`, until these meet.
 
-    def __init__(self, ends: LogEnds, hint: int | None) -> None:
-        self._floor = max(ends.source_start, ends.destination_start)
+    If it `skips_markers`, those of mirrors count as holes.
+    """
+
+    def __init__(self, ends: LogEnds, hint: int | None, floor: int, *, skips_markers: bool = False) -> None:
+        #: True if the fork that was found is a marker of a mirror against a record; and if enough was found to agree.
+        self.ends_at_marker = self.is_proved = False
+        self._skips_markers = skips_markers
+        self._floor = max(ends.source_start, ends.destination_start, floor)
         self._end = max(self._floor, ends.shared_end)
         self._hint = hint
         self._known: dict[Side, list[Stretch]] = {"destination": [], "source": []}
@@ -214,12 +248,15 @@ class _Search:
             begun = min(begun, low)
             is_gapless = begun <= bottom
             top = min(ours.high, theirs.high, high)
-            seen = _compare(ours.batches, theirs.batches, low, top, None if is_gapless else target)
+            content_at = None if is_gapless else target
+            seen = _compare(ours.batches, theirs.batches, low, top, content_at, skips_markers=self._skips_markers)
             agreements += seen.agreements
             agreed_at = agreed_at if seen.agreed_at is None else seen.agreed_at
             offset = min(_next_comparable(top, ours, theirs), high) if seen.compared_to == top else seen.compared_to
             self._span = max(1, offset - low)
+            self.is_proved = self.is_proved or agreements >= _BELIEVED
             if seen.contradiction is not None:
+                self.ends_at_marker = seen.at_marker
                 self._note_contradiction(seen.contradiction, begun, agreed_at, agreements >= _BELIEVED)
                 return
             if agreed_at is None:

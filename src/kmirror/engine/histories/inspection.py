@@ -14,11 +14,12 @@ from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.produce import AppendLimits
 from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.engine.clock import now_ms
+from kmirror.engine.compare.visible_log import compacted_topics
 from kmirror.engine.histories import identity_check
 from kmirror.engine.histories.filler_end import find_filler_end
 from kmirror.engine.histories.fork import Fork
 from kmirror.engine.histories.fork_search import ForkQuestion, search_forks
-from kmirror.engine.histories.judge import Facts, ForeignWriters, TailMatch, Trouble, is_unproven
+from kmirror.engine.histories.judge import Facts, ForeignWriters, SourceMark, TailMatch, Trouble, is_unproven
 from kmirror.engine.histories.section_reader import Reading, ReadLimits, SectionReader, Unreadable
 from kmirror.engine.histories.source_leaders import SourceLeaders, successor
 from kmirror.engine.histories.stretches import DamagedLogError, LogEnds
@@ -50,6 +51,7 @@ _FILLER_READ_LIMITS = replace(
 
 #: Of each lookup of a cluster, the answers by partition.
 _Answers = Sequence[Mapping[TopicPartition, OffsetAnswer]]
+_NO_MARKS: Mapping[Assignment, SourceMark] = {}
 
 
 class Inspector:
@@ -67,8 +69,10 @@ class Inspector:
         #: The trouble with the link to the source, and since when (epoch ms); None without trouble.
         self._link_trouble: tuple[Reason, int] | None = None
 
-    def inspect(self, assignments: Sequence[Assignment]) -> list[Facts]:
-        """Return the facts of each partition, in order."""
+    def inspect(
+        self, assignments: Sequence[Assignment], marks: Mapping[Assignment, SourceMark] = _NO_MARKS
+    ) -> list[Facts]:
+        """Return the facts of each partition, in order; `marks` say what some of them were copied from."""
         try:
             source = self.leaders.metadata({a.source_topic for a in assignments}, _LOOKUP_TIMEOUT)
         except (KmirrorError, OutcomeUnknown) as error:
@@ -98,6 +102,8 @@ class Inspector:
         ends = {a: _ends(facts) for a, facts in seen.items() if facts.trouble is None}
         for a, found in self.compare_tails(ends, source, destination).items():
             seen[a] = _with_tail(a, seen[a], found)
+        marked = {a: marks[a] for a, facts in seen.items() if a in marks and _may_be_holes(a, facts, marks[a])}
+        seen |= self._with_holes(marked, seen, source, destination)
         suspects = {a: facts for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
         seen |= self._with_filler(suspects, source, destination)
         differing = {a: facts for a, facts in seen.items() if _may_differ(a, facts)}
@@ -109,17 +115,52 @@ class Inspector:
         return [seen[a] if a in seen else Facts(trouble=troubles[a]) for a in assignments]
 
     def compare_tails(
-        self, ends: Mapping[Assignment, LogEnds], source: ClusterMetadata, destination: ClusterMetadata
+        self,
+        ends: Mapping[Assignment, LogEnds],
+        source: ClusterMetadata,
+        destination: ClusterMetadata,
+        marks: Mapping[Assignment, SourceMark] = _NO_MARKS,
     ) -> dict[Assignment, TailFinding | Unreadable]:
-        """Return how the tails of each partition compare, or the obstacle.
+        """Return how the tails of each partition compare, or the obstacle; with a mark, our markers count as holes.
 
         The metadata names the leaders; a leader that has changed since then is an obstacle too.
         """
+        holes_from = {a: mark.compared_from for a, mark in marks.items()}
         readings = {
-            a: Reading(a.source, a.destination, both, compare_tails(both, a.producer_id)) for a, both in ends.items()
+            a: Reading(a.source, a.destination, both, compare_tails(both, a.producer_id, holes_from.get(a)))
+            for a, both in ends.items()
         }
         self._tail_reader.serve(list(readings.values()), source, destination)
         return {a: reading.result for a, reading in readings.items() if reading.result is not None}
+
+    def _with_holes(
+        self,
+        marks: Mapping[Assignment, SourceMark],
+        seen: Mapping[Assignment, Facts],
+        source: ClusterMetadata,
+        destination: ClusterMetadata,
+    ) -> dict[Assignment, Facts]:
+        """Return the facts of those partitions that differ only where the leader that was copied from had holes.
+
+        Each replica's cleaner works by itself: a new leader of a compacted topic may still have the records.
+        """
+        found: dict[Assignment, Facts] = {}
+        unchanged: dict[Assignment, SourceMark] = {}
+        for a, mark in marks.items():
+            try:
+                if compacted_topics(self._source, [a.source_topic]) and self._tail_reader.is_still(
+                    mark, a.source, source
+                ):
+                    unchanged[a] = mark
+            except (KmirrorError, OutcomeUnknown) as error:
+                # who may not read the settings gets no excuse
+                if not (isinstance(error, BrokerError) and error.code == Code.TOPIC_AUTHORIZATION_FAILED):
+                    found[a] = Facts(trouble=_tail_trouble(a, Unreadable("source", error)))
+        ends = {a: _ends(seen[a]) for a in unchanged}
+        for a, again in self.compare_tails(ends, source, destination, unchanged).items():
+            if isinstance(again, Unreadable) or again.tail is not TailMatch.DIFFERENT:
+                found[a] = _with_tail(a, seen[a], again)
+        return found
 
     def _source_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:
         """Return the trouble with the link to the source as a whole, with the time since when."""
@@ -305,6 +346,13 @@ def _ends(facts: Facts) -> LogEnds:
     )
 
 
+def _may_be_holes(assignment: Assignment, facts: Facts, mark: SourceMark) -> bool:
+    """Return whether a difference may be a hole of an earlier leader: we wrote it, and the copy is as we left it."""
+    if facts.trouble or facts.tail is not TailMatch.DIFFERENT or facts.tail_producer_id != assignment.producer_id:
+        return False
+    return facts.destination_log_end == mark.copied_to and facts.source_leader[1] > mark.leader_epoch
+
+
 def _may_begin_with_filler(assignment: Assignment, facts: Facts) -> bool:
     """Return True if the destination starts at 0, but should start later, and has more than filler."""
     if facts.trouble or facts.destination_log_start or facts.only_filler:
@@ -341,6 +389,7 @@ def _with_tail(assignment: Assignment, facts: Facts, found: TailFinding | Unread
         tail_epoch=found.epoch,
         tail_producer_id=found.producer_id,
         differs_at=found.differs_at,
+        compared_from=found.compared_from,
         only_filler=found.only_filler,
         unproven=found.unproven,
     )

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch import SEQUENCE_MASK
 from kmirror.cluster.protocol.produce import NO_LIMITS, AppendLimits, ProducerState
@@ -86,6 +87,19 @@ class Trouble:
     is_proved: bool = False
 
 
+class SourceMark(NamedTuple):
+    """What is known of the source's log, in one leader epoch, from which a copy was made.
+
+    Its leader showed `high_watermark`: what its cleaner had removed, records below that supersede. It agreed with the
+    copy from `compared_from` up to `copied_to`, where the copy ends.
+    """
+
+    leader_epoch: int
+    high_watermark: int
+    compared_from: int
+    copied_to: int
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What an inspection found about one partition. With `trouble`, no other field is valid."""
@@ -112,6 +126,8 @@ class Facts:
     tail_producer_id: int | None = None
     #: The lowest offset that was found to differ.
     differs_at: int | None = None
+    #: From here on nothing was found to differ.
+    compared_from: int = 0
     #: The destination has nothing but our filler.
     only_filler: bool = False
     #: The destination ends with records of another writer, and nothing was found to compare.

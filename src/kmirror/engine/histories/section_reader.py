@@ -20,6 +20,7 @@ from kmirror.cluster.protocol.fetch import FetchAnswer, FetchedPartition, FetchK
 from kmirror.cluster.protocol.metadata import Broker, ClusterMetadata, TopicPartition
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, batches_of
 from kmirror.cluster.reader import PartitionReader, fetched
+from kmirror.engine.histories.judge import SourceMark
 from kmirror.engine.histories.stretches import LogEnds, Read, Section, Sections, Side
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, TimedOutError, UnreachableError
 from kmirror.work import Add, unwatched
@@ -155,6 +156,27 @@ class SectionReader:
                 self._step(remaining, source, destination)
                 pending = remaining
             progress(len(pending))
+
+    def is_still(self, mark: SourceMark, partition: TopicPartition, source: ClusterMetadata) -> bool:
+        """Return whether the log of a source partition's leader begins with what it had at an earlier mark.
+
+        It does if the leader epoch of then goes up to the high watermark of then, or further: logs that both have an
+        epoch are the same up to where the first of them ends it (KIP-101). A fetch asks for that (KIP-595).
+
+        Raises:
+            BrokerError, UnreachableError, OutcomeUnknown: the leader does not say.
+        """
+        leader = source.leader_address(partition)
+        if leader is None:
+            raise UnreachableError(f"{partition} has no leader")
+        key = FetchKey(leader.topic_id, partition.partition, partition.topic)
+        position = FetchPosition(mark.high_watermark, mark.leader_epoch, leader.known_epoch, 1)
+        broker = Broker(leader.node_id, leader.host, leader.port)
+        part = self._exchange(self._source, broker, {key: position}, False).get(key)
+        code = Code.UNKNOWN_SERVER_ERROR if part is None else part.error_code
+        if code not in (Code.NONE, Code.OFFSET_OUT_OF_RANGE):
+            raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
+        return part is not None and not code and part.diverging_epoch is None
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits

@@ -9,6 +9,9 @@ has a hole: compaction has removed what was there. Two logs
 * contradict each other where both show records that differ, or one shows a record and the other certainly none;
 * say nothing about each other where one has a hole, or neither shows a record.
 
+Our own markers may be taken for holes from an offset on: where it is proved that the source's log is still the one that
+was copied, a record of the source at such a marker is one that another replica's cleaner had removed.
+
 The destination is read backwards from its end, at distances that double, and the source at the same offsets, until the
 first stretch where they agree or contradict each other. Usually that is one read of each.
 
@@ -22,8 +25,8 @@ stays unknown.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.batch_records import Record
@@ -47,21 +50,23 @@ class TailFinding:
     differs_at: int | None = None
     only_filler: bool = False
     unproven: bool = False
+    compared_from: int = field(default=0, compare=False)  # not what was found, but how far was looked
 
 
 Comparing = Generator[Read, Sections, TailFinding]
 
 
-def compare_tails(ends: LogEnds, producer_id: int) -> Comparing:
+def compare_tails(ends: LogEnds, producer_id: int, holes_from: int | None = None) -> Comparing:
     """Compare the records before `ends.destination_end`; `producer_id` is ours there.
 
-    Yields what to read, is sent what was read, and returns the finding.
+    From `holes_from` on, our markers count as holes. Yields what to read, is sent what was read, and returns the
+    finding.
 
     Raises:
         DamagedLogError: a checksum does not match, or a batch cannot be read.
         UnsupportedFormatError: a batch of an unknown codec.
     """
-    return (yield from _TailWalk(ends, producer_id).run())
+    return (yield from _TailWalk(ends, producer_id, holes_from).run())
 
 
 class _Compared(NamedTuple):
@@ -73,7 +78,13 @@ class _Compared(NamedTuple):
     foreign: list[int]
 
 
-def _compare(ours: Iterable[StoredBatch], theirs: Iterable[StoredBatch], low: int, high: int) -> _Compared:
+def _compare(
+    ours: Iterable[StoredBatch],
+    theirs: Iterable[StoredBatch],
+    low: int,
+    high: int,
+    is_hole: Callable[[StoredBatch], bool],
+) -> _Compared:
     """Compare what both logs show from `low` to `high`."""
     twins = {batch.base_offset: batch for batch in theirs if batch.shows_records}
     agreement: tuple[int, StoredBatch] | None = None
@@ -86,7 +97,7 @@ def _compare(ours: Iterable[StoredBatch], theirs: Iterable[StoredBatch], low: in
         else:
             others.append(batch)
     here, there = _records_of(others, low, high), _records_of(twins.values(), low, high)
-    silent_here = _silent(others, low, high)
+    silent_here = _silent((batch for batch in others if not is_hole(batch)), low, high)
     silent_there = _silent(theirs, low, high)
     contradictions = [(offset, silent_here[offset]) for offset in there if offset in silent_here]
     foreign = []
@@ -127,9 +138,12 @@ def _silent(batches: Iterable[StoredBatch], low: int, high: int) -> dict[int, St
 class _TailWalk:
     """One walk backwards from the destination's end."""
 
-    def __init__(self, ends: LogEnds, producer_id: int) -> None:
+    def __init__(self, ends: LogEnds, producer_id: int, holes_from: int | None) -> None:
         self._ends = ends
         self._producer_id = producer_id
+        self._holes_from = ends.destination_end if holes_from is None else holes_from
+        #: From here on everything was read: greater distances leave something out.
+        self._compared_from = ends.destination_end
         #: The range that can be compared.
         self._floor = max(ends.source_start, ends.destination_start)
         self._top = ends.shared_end
@@ -155,6 +169,8 @@ class _TailWalk:
         low, distance = end, 1
         while True:
             batches = [batch for batch in stretch.batches if batch.base_offset < low]
+            if stretch.high >= low == self._compared_from:
+                self._compared_from = min(low, stretch.low)
             found = (yield from self._compare_skipped(stretch.high, low)) or (
                 yield from self._compare_batches(batches, low)
             )
@@ -199,6 +215,10 @@ class _TailWalk:
             offset = stretch.high
         return batches
 
+    def _is_hole(self, batch: StoredBatch) -> bool:
+        is_ours = batch.kind is BatchKind.CONTROL and batch.producer_id == self._producer_id
+        return is_ours and batch.base_offset >= self._holes_from
+
     def _is_filler(self, batches: Iterable[StoredBatch]) -> bool:
         """Return True if the last records in these batches are our filler."""
         newest = [batch for batch in batches if batch.shows_records][-1:]
@@ -235,7 +255,7 @@ class _TailWalk:
         compared = _Compared(None, None, [])
         if low < high:
             theirs = yield from self._covering("source", low, high)
-            compared = _compare(batches, theirs, low, high)
+            compared = _compare(batches, theirs, low, high, self._is_hole)
         if compared.agreement is None and not self._has_data and self._is_filler(batches):
             start, end = self._ends.destination_start, self._ends.destination_end
             if (yield from find_filler_end(start, end, self._producer_id)) == end:
@@ -272,4 +292,5 @@ class _TailWalk:
     ) -> TailFinding:
         if producer_id is None and self._last is not None:
             producer_id = self._last.producer_id
-        return TailFinding(tail, self._epoch, producer_id, differs_at, only_filler, unproven)
+        compared_from = max(self._compared_from, self._floor)
+        return TailFinding(tail, self._epoch, producer_id, differs_at, only_filler, unproven, compared_from)

@@ -200,7 +200,10 @@ class Lane:
         for partition in partitions:
             partition.begin_inspection(now())
 
-        self._background_requests.inspect([p.assignment for p in partitions], partial(self._inspected, partitions))
+        marks = {p.assignment: mark for p in partitions if (mark := p.progress.mark)}
+        self._background_requests.inspect(
+            [p.assignment for p in partitions], marks, partial(self._inspected, partitions)
+        )
 
     def _inspected(self, partitions: list[PartitionCopy], all_facts: list[Facts], at: float) -> None:
         # those that were revoked meanwhile are not inspected any more

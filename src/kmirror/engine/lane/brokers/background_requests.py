@@ -32,7 +32,7 @@ from kmirror.engine import lifeline
 from kmirror.engine.clock import now
 from kmirror.engine.histories.identity_check import destination_trouble
 from kmirror.engine.histories.inspection import Inspector
-from kmirror.engine.histories.judge import Facts, Trouble
+from kmirror.engine.histories.judge import Facts, SourceMark, Trouble
 from kmirror.engine.histories.stretches import Side
 from kmirror.engine.lane.brokers.links import LinkKind
 from kmirror.engine.spec import LaneSpec, filling_prefix, filling_transactional_ids
@@ -149,14 +149,19 @@ class BackgroundRequests:
 
         requests.put(background_request)
 
-    def inspect(self, assignments: Sequence[Assignment], done: Callable[[list[Facts], float], None]) -> None:
-        """Inspect these partitions."""
+    def inspect(
+        self,
+        assignments: Sequence[Assignment],
+        marks: Mapping[Assignment, SourceMark],
+        done: Callable[[list[Facts], float], None],
+    ) -> None:
+        """Inspect these partitions; `marks` as in `Inspector`."""
 
         def failed(error: KmirrorError | OutcomeUnknown) -> list[Facts]:
             reason = getattr(error, "reason", None) or Reason.SOURCE_UNREACHABLE
             return [Facts(trouble=Trouble(reason, str(error)))] * len(assignments)
 
-        self._ask(self._reads, partial(self._inspector.inspect, assignments), failed, done)
+        self._ask(self._reads, partial(self._inspector.inspect, assignments, marks), failed, done)
 
     def ask_for_leaders(self, topics: Collection[str], done: Callable[[ClusterMetadata | None, float], None]) -> None:
         """Ask a source broker, another one each time, who leads these topics; None while nothing is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, TailMatch
+from kmirror.engine.histories.judge import AdvanceStart, Copy, Facts, SourceMark, TailMatch
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
 from kmirror.state.assignment import Assignment
@@ -13,6 +13,7 @@ class CopyProgress:
 
     __slots__ = (
         "_counts",
+        "_mark",
         "acknowledged",
         "again",
         "begun",
@@ -36,6 +37,8 @@ class CopyProgress:
         #: True once source records were in the destination; True once an inspection found that they may be copied.
         self.begun = assignment.begun
         self.is_aligned = False
+        #: What the source's log was at the last inspection after which copying could continue; None before.
+        self._mark: SourceMark | None = None
         #: The last offsets the source lost before they were copied, which are skipped; the end is exclusive.
         self.lost: tuple[int, int] | None = None
         #: Copied offsets the destination lost, which are copied again; the end is exclusive.
@@ -44,6 +47,9 @@ class CopyProgress:
     def restarted(self, facts: Facts, verdict: Copy | AdvanceStart) -> None:
         """Take where the destination ends, and what an inspection found before it."""
         self.acknowledged = facts.destination_log_end
+        self._mark = SourceMark(
+            facts.source_leader[1], facts.high_watermark, facts.compared_from, facts.destination_log_end
+        )
         if isinstance(verdict, AdvanceStart):
             return
         if verdict.copied_again:
@@ -52,6 +58,18 @@ class CopyProgress:
         self.begun = self.begun or facts.destination_log_end > facts.destination_log_start
         if facts.tail is TailMatch.SAME:
             self.epoch = facts.tail_epoch
+
+    def source_showed(self, high_watermark: int | None) -> None:
+        """Note a high watermark of the source that came with what is copied."""
+        if self._mark is not None and high_watermark is not None and high_watermark > self._mark.high_watermark:
+            self._mark = self._mark._replace(high_watermark=high_watermark)
+
+    @property
+    def mark(self) -> SourceMark | None:
+        """What the copy was made from, up to where it ends; None if that is unknown."""
+        if self._mark is None or self.acknowledged is None:
+            return None
+        return self._mark._replace(copied_to=self.acknowledged)
 
     def skips(self, offset: int, until: int) -> None:
         """Note that the source lost the offsets from here; a skip that was interrupted, or that grows, is one loss."""

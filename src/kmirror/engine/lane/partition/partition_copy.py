@@ -249,15 +249,13 @@ class PartitionCopy:
             self.made_progress()
 
     def fetched_ahead(self, records: memoryview, answer: FetchedPartition, frame: Frame) -> None:
-        """Take in batches that were fetched ahead, from before the next offset or there; the end may be an older one.
-
-        They may begin with batches that were taken in before.
-        """
+        """Take in batches that were fetched ahead; the first ones may have been taken in, and the end may be older."""
         self._activate()
         self._take_in(records, answer, frame, may_overlap=True)
 
     def _take_in(self, records: memoryview, answer: FetchedPartition, frame: Frame, *, may_overlap: bool) -> None:
         begun_at = self.intake.next_offset
+        self.progress.source_showed(answer.high_watermark)
         self.blocked_by = self.intake.take_in(
             records,
             answer.aborted_transactions,
