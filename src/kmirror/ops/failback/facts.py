@@ -274,16 +274,17 @@ def _logs(
         there_starts, there_ends = bounds_of(primary.client, both, "at the new primary")
     logs = {}
     for topic_partition in ours:
-        known = stored.get(topic_partition)
+        known, there_start = stored.get(topic_partition), there_starts.get(topic_partition, 0)
         logs[topic_partition] = Logs(
             topic_partition,
             starts[topic_partition],
             ends[topic_partition],
-            there_starts.get(topic_partition, 0),
+            there_start,
             there_ends.get(topic_partition, 0),
             known.last_mirrored_offset if known else None,
             known.last_mirrored_epoch if known else None,
             differences.get(topic_partition),
+            there_start if known is None else known.first_offset or 0,
         )
     return logs
 

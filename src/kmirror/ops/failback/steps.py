@@ -27,7 +27,7 @@ from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import require_committed, restore_offsets
-from kmirror.ops.failback.plan import Plan, rows_of
+from kmirror.ops.failback.plan import FailbackRequest, Plan, Strategy, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.failback.recheck import is_usable, require_copied, require_untouched
 from kmirror.ops.groups.restore import committed_on
@@ -137,11 +137,10 @@ class Topic:
 def _plan_archive(topic: Topic) -> None:
     """Decide which records go into which archive."""
     run, found, known = topic.run, topic.comparison, topic.known
-    discard = run.plan.request.discard
-    if known is not None and _fits(known, found, discard=discard) and is_usable(run.destination, known):
+    if known is not None and _fits(known, found, run.plan.request) and is_usable(run.destination, known):
         return
-    ranges = _ranges(found, discard=discard)
-    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
+    ranges, older = _ranges(found, run.plan.request), _older(found, run.plan.request)
+    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges or older else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
     here = settled(found.here, "the topic's id")
     own = topic_settings(run.destination.client, [found.topic])[found.topic]
@@ -157,6 +156,7 @@ def _plan_archive(topic: Topic) -> None:
         differs=differs,
         settings=kept_settings(own),
         replication_factor=here.replication_factor,
+        older=older,
     )
 
 
@@ -165,27 +165,34 @@ def _begin_archive(topic: Topic) -> str:
     return "archive begun"
 
 
-def _fits(work: TopicWork, found: TopicComparison, *, discard: bool) -> bool:
+def _fits(work: TopicWork, found: TopicComparison, request: FailbackRequest) -> bool:
     """Return whether the recorded progress of a topic still fits the topic as it is now."""
+    wanted = _ranges(found, request), _older(found, request)
     return (
         found.here is not None
         and work.step in (TopicStep.ARCHIVE, TopicStep.SAVED)
         and work.topic_id == found.here.printed_topic_id
         and dict(work.ends) == found.ends
         and dict(work.limits) == _limits(found)
-        and (dict(work.ranges) == _ranges(found, discard=discard) or (discard and work.step is TopicStep.SAVED))
+        and ((dict(work.ranges), dict(work.older)) == wanted or (request.discard and work.step is TopicStep.SAVED))
     )
 
 
-def _ranges(found: TopicComparison, *, discard: bool) -> dict[int, tuple[int, int]]:
-    if discard:
+def _ranges(found: TopicComparison, request: FailbackRequest) -> dict[int, tuple[int, int]]:
+    if request.discard:
         return {}
     return {
         one.topic_partition.partition: (one.shared_end, one.logs.here_end)
         for one in found.divergences
-        # what is before shared_end is at the new primary too, so it is not archived even if the topic is deleted
         if one.diverges and one.records
     }
+
+
+def _older(found: TopicComparison, request: FailbackRequest) -> dict[int, tuple[int, int]]:
+    """Return the other offsets that the new primary never had, if the topic is to be deleted."""
+    if request.discard or request.strategy is not Strategy.RECREATE:
+        return {}
+    return {one.topic_partition.partition: one.never_there for one in found.divergences if one.never_there}
 
 
 def _limits(found: TopicComparison) -> dict[int, int]:
@@ -208,7 +215,7 @@ def _archive(topic: Topic, archive: str) -> TopicWork:
     run, work = topic.run, topic.work
     client = run.destination.client
     kept_ms = create_archive(client, work.topic, archive, len(work.ends), run.settings.replication_factor)
-    wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
+    wanted = tuple(PartitionRanges(p, ranges) for p, ranges in work.to_archive.items())
     spec = ArchiveSpec(run.destination.properties, work.topic, archive, work.topic_id, wanted)
     where = run.bulk.where(sum(bytes_of(client, spec).values()))
     count, recorded_at = 0, time.monotonic()
@@ -278,7 +285,8 @@ def _restore_groups(topic: Topic) -> str:
     require_committed(run.groups, name)
     run.progress.delete([name])
     if work.archive:
-        kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
+        older = " and from before the new primary's copy began" if work.older else ""
+        kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork{older}"
     elif run.plan.request.discard:
         kept = "nothing was archived, as requested"
     else:
