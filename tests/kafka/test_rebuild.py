@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
@@ -212,6 +215,27 @@ def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
     record = scene.destination.state().group(scene.mirror, scene.group)
     assert record is not None
     assert [record.ours(scene.topic, partition)[0] for partition in (0, 1)] == [5, 10]
+
+
+def test_offsets_that_a_coordinator_does_not_take_yet_are_not_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator on another broker may not know the new topic yet, or is still loading its groups."""
+    codes, commit_now = [Code.UNKNOWN_TOPIC_OR_PARTITION, Code.COORDINATOR_LOAD_IN_PROGRESS], ClusterGroups.commit
+
+    def commit_later(
+        here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[Place, Committed]
+    ) -> dict[Place, int]:
+        return dict.fromkeys(offsets, int(codes.pop(0))) if codes else commit_now(here, group, kind, offsets)
+
+    monkeypatch.setattr(ClusterGroups, "commit", commit_later)
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with pytest.raises(KmirrorError, match=f"of {scene.topic} were not committed for group {scene.group}: UNKNOWN_NOW"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert codes == []
+    assert scene.record.pending_operation == PENDING_REBUILD
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
 
 
 def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:

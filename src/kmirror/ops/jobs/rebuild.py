@@ -175,7 +175,8 @@ class RebuildAttempt:
         self._require_archived(rebuild)
         made, plan = self._replace(self._settings(rebuild.own_settings or {}))
         bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
-        put, failed = restore_offsets(self.destination, source, self.mirror, record, rebuild.groups or {}, bounds)
+        before, deadline = rebuild.groups or {}, Deadline(CREATION_S)
+        put, failed = restore_offsets(self.destination, source, self.mirror, record, before, bounds, deadline)
         self._complete(made, plan, failed, put)
 
     def _record(self, rebuild: Rebuild, details: Mapping[str, object] | None = None) -> Rebuild:
