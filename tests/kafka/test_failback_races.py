@@ -28,8 +28,9 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.groups import commit, committed, member
-from tests.support.mirrors import produce, properties_of
+from tests.support.mirrors import produce, properties_of, settings_of
 from tests.support.round_trip import Trip, archives_of, cut, make_old_topic, trim
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
@@ -188,6 +189,23 @@ def test_the_new_primary_loses_its_tail_after_the_archive(
         again = trip.back(strategy=Strategy.RECREATE)
         assert again.result.exit_code == 0, again.result
         assert_holds(trip.a, archives_of(again)[topic]["archive"], held[100:])
+
+
+def test_what_groups_and_operators_changed_after_the_archive_is_kept(trip: Trip, tmp_path: Path) -> None:
+    topic, moved, late, name = unique_topic(), unique_topic("g"), unique_topic("g"), "min.insync.replicas"
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    commit(trip.a, moved, topic, {0: 1})
+    assert trip.back(strategy=Strategy.OFFLINE, plan=str(tmp_path / "plan.json")).result.exit_code == 0
+    # the brokers are not stopped after all, and for some days consumers continue
+    commit(trip.a, moved, topic, {0: 2})
+    commit(trip.a, late, topic, {0: 3})
+    set_topic(trip.a, topic, {name: "2"})
+    done = trip.back(strategy=Strategy.RECREATE)
+    assert done.result.exit_code == 0, done.result
+    assert archives_of(done)[topic] == {"archive": f"{topic}.kmirror-archive.1", "records": 1}
+    assert [committed(trip.a, group, topic) for group in (moved, late)] == [{0: 2}, {0: 3}]
+    assert settings_of(trip.a, topic)[name] == "2"
 
 
 def test_another_client_creates_the_topic_again_before_kmirror_does(trip: Trip) -> None:

@@ -306,6 +306,20 @@ def cut_off_before_the_deletion(scene: Scene, monkeypatch: pytest.MonkeyPatch) -
             scene.rebuilder.carry_out(scene.topic)
 
 
+def test_what_groups_and_operators_changed_after_the_archive_is_kept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    late = unique_topic("late")
+    commit(scene.pair.destination, late, scene.topic, {0: 11})
+    set_topic(scene.pair.destination, scene.topic, {"segment.ms": "86400000"})
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+    assert committed(scene.pair.destination, late, scene.topic) == {0: 0}
+    assert settings_of(scene.pair.destination, scene.topic)["segment.ms"] == "86400000"
+
+
 def test_what_was_written_after_the_archive_is_not_deleted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     cut_off_before_the_deletion(scene, monkeypatch)

@@ -143,7 +143,6 @@ def _plan_archive(topic: Topic) -> None:
     archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges or older else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
     here = settled(found.here, "the topic's id")
-    own = topic_settings(run.destination.client, [found.topic])[found.topic]
     topic.planned = TopicWork(
         found.topic,
         TopicStep.ARCHIVE,
@@ -154,8 +153,6 @@ def _plan_archive(topic: Topic) -> None:
         _limits(found),
         groups,
         differs=differs,
-        settings=kept_settings(own),
-        replication_factor=here.replication_factor,
         older=older,
     )
 
@@ -204,9 +201,7 @@ def _save(topic: Topic) -> str:
     if work.archive:
         work = _archive(topic, work.archive)
     require_untouched(run.destination, work)
-    # brokers have forgotten those of a topic that was deleted before, and another client created again
-    groups = {**work.groups, **committed_on(run.destination.client, work.topic)}
-    topic.known = run.progress.record(replace(work, step=TopicStep.SAVED, groups=groups))
+    topic.known = run.progress.record(replace(work, step=TopicStep.SAVED))
     return "saved"
 
 
@@ -245,11 +240,22 @@ def _delete(topic: Topic) -> str:
     run, client, work = topic.run, topic.run.destination.client, topic.work
     if is_there(client, work.topic, work.topic_id):
         require_copied(run.destination, run.mirror, topic.comparison, run.bulk, run.watch)
+        work = topic.known = run.progress.record(_with_what_goes(run, work), with_event=False)
         require_untouched(run.destination, work)
         topic_id = settled(work.topic_id, "the id of the topic to delete")
         with Meter(run.watch, f"deleting {run.named(work.topic)}"):
             delete_topic(client, work.topic, topic_id)
     return "gone"
+
+
+def _with_what_goes(run: FailbackRun, work: TopicWork) -> TopicWork:
+    """Return the progress with what is deleted with the topic, as it is now: it may have been archived days ago."""
+    client = run.destination.client
+    # brokers have forgotten those of a topic that was deleted before, and another client created again
+    groups = {**work.groups, **committed_on(client, work.topic)}
+    settings = kept_settings(topic_settings(client, [work.topic])[work.topic])
+    found = client.metadata([work.topic]).topics[work.topic]
+    return replace(work, groups=groups, settings=settings, replication_factor=found.replication_factor)
 
 
 def _record_deleted(topic: Topic) -> str:
