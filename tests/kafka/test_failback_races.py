@@ -121,6 +121,22 @@ def test_the_new_primarys_topic_is_gone_after_the_archive(trip: Trip, how: str) 
     assert shown(trip.a, topic) == held
 
 
+@pytest.mark.parametrize("how", ["deleted", "recreated"])
+def test_a_topic_that_is_gone_after_its_failback_is_mirrored_again(trip: Trip, how: str) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    assert trip.back().result.exit_code == 0
+    delete(trip.a, topic)
+    if how == "recreated":
+        make_old_topic(trip.a, topic)
+    done = trip.back()
+    assert done.result.exit_code == 0, done.result
+    assert [row.result for row in done.result.results] == [Outcome.DONE]
+    trip.copy_to_a()
+    trip.assert_same(topic)
+    assert [row.result for row in trip.back().result.results] == [Outcome.NOOP]
+
+
 def lose_archive(cluster: SandboxCluster, archive: str, how: str) -> None:
     if how == "deleted":
         delete(cluster, archive)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
@@ -219,17 +219,19 @@ def make_plan(
     """
     names, omitted = chosen_topics(destination, primary, request.mirror, request.topics)
     works = progress.load(state, names)
-    mirrored = [n for n in names if n not in works and _is_mirrored(state, request.mirror, n, primary.cluster_id)]
+    found = destination.client.metadata(names).topics
+    mirrored = [
+        n for n in names if n not in works and _is_mirrored(state, request.mirror, found[n], primary.cluster_id)
+    ]
     deleted = [n for n in names if n in works and _is_deleted(destination, works[n], state.topic(request.mirror, n))]
     rest = [name for name in names if name not in mirrored and name not in deleted]
-    found = destination.client.metadata(rest).topics
     with Meter(watch, "watching whether the old source is still in use"):
         require_unused(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
     differences = {
         TopicPartition(name, p): at
         for name, work in works.items()
         for p, at in work.differs.items()
-        if name in found and found[name].printed_topic_id == work.topic_id
+        if found[name].printed_topic_id == work.topic_id
     }
     comparisons, warnings = compare_topics(destination, primary, request.mirror, rest, differences, bulk, watch)
     if request.strategy is Strategy.RECREATE:
@@ -275,14 +277,15 @@ def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | N
     return is_ours or all(end.offset == 0 for end in ends.values())
 
 
-def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:
-    record, topic = state.mirror(mirror), state.topic(mirror, name)
+def _is_mirrored(state: State, mirror: str, found: TopicMetadata, cluster_id: str) -> bool:
+    record, topic = state.mirror(mirror), state.topic(mirror, found.name)
     return (
         record is not None
         and record.source_cluster_id == cluster_id
         and topic is not None
         and topic.desired is not DesiredState.STOPPED
         and topic.pending_operation is None
+        and not is_gone(topic, found)
     )
 
 
