@@ -274,6 +274,28 @@ def test_offsets_that_a_member_keeps_from_being_restored_are_restored_by_the_nex
     trip.assert_same(topic)
 
 
+def test_a_topic_that_a_consumer_reads_again_since_the_plan_is_not_deleted(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    held = shown(trip.a, topic)
+    with ExitStack() as stack:
+
+        def join() -> None:
+            stack.enter_context(member(trip.a, group, topic))
+
+        done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, join))
+        assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+        (row,) = done.result.results
+        assert "1 group has members" in str(row.message)
+        assert f"group {group} ({topic})" in str(row.message)
+        assert "stop these consumers" in str(row.hint)
+        assert shown(trip.a, topic) == held
+    again = trip.back(strategy=Strategy.RECREATE)
+    assert again.result.exit_code == 0, again.result
+    assert archives_of(again)[topic] == {"archive": f"{topic}.kmirror-archive.1", "records": 1}
+
+
 def test_a_topic_is_not_adopted_while_a_group_is_ahead_of_its_fork(trip: Trip) -> None:
     topic, clean, other, group = unique_topic(), unique_topic(), unique_topic(), unique_topic("g")
     trip.go(topic, clean)

@@ -1,6 +1,6 @@
 """What a failback does with one topic that has records after the fork.
 
-Nothing is deleted before it was compared with its archive, or if a client wrote to it after that.
+Nothing is deleted before it was compared with its archive, or if a client wrote to it after that, or reads it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
-from kmirror.ops.failback.facts import TopicComparison
+from kmirror.ops.failback.facts import TopicComparison, require_unread
 from kmirror.ops.failback.groups import require_committed, restore_offsets
 from kmirror.ops.failback.plan import FailbackRequest, Plan, Strategy, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
@@ -240,6 +240,7 @@ def _delete(topic: Topic) -> str:
     run, client, work = topic.run, topic.run.destination.client, topic.work
     if is_there(client, work.topic, work.topic_id):
         require_copied(run.destination, run.mirror, topic.comparison, run.bulk, run.watch)
+        require_unread(run.destination, [work.topic])
         work = topic.known = run.progress.record(_with_what_goes(run, work), with_event=False)
         require_untouched(run.destination, work)
         topic_id = settled(work.topic_id, "the id of the topic to delete")
