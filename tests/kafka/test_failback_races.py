@@ -30,8 +30,9 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
 from tests.support.clusters import MakeCluster, unique_topic
 from tests.support.groups import commit, committed, member
-from tests.support.mirrors import produce, properties_of
+from tests.support.mirrors import produce, properties_of, settings_of
 from tests.support.round_trip import CutOffError, Trip, archives_of, cut, make_old_topic, trim
+from tests.support.topics import set_topic
 from tests.support.visible import bounds_of, shown
 from tests.support.waiting import wait_until
 
@@ -165,6 +166,22 @@ def test_the_new_primarys_topic_is_gone_after_the_archive(trip: Trip, how: str) 
     assert shown(trip.a, topic) == held
 
 
+@pytest.mark.parametrize("how", ["deleted", "recreated"])
+def test_a_topic_that_is_gone_after_its_failback_is_mirrored_again(trip: Trip, how: str) -> None:
+    topic = unique_topic()
+    trip.go(topic)
+    assert trip.back().result.exit_code == 0
+    delete(trip.a, topic)
+    if how == "recreated":
+        make_old_topic(trip.a, topic)
+    done = trip.back()
+    assert done.result.exit_code == 0, done.result
+    assert [row.result for row in done.result.results] == [Outcome.DONE]
+    trip.copy_to_a()
+    trip.assert_same(topic)
+    assert [row.result for row in trip.back().result.results] == [Outcome.NOOP]
+
+
 def lose_archive(cluster: SandboxCluster, archive: str, how: str) -> None:
     if how == "deleted":
         delete(cluster, archive)
@@ -235,6 +252,23 @@ def test_the_new_primary_loses_its_tail_after_the_archive(
         assert_holds(trip.a, archives_of(again)[topic]["archive"], held[100:])
 
 
+def test_what_groups_and_operators_changed_after_the_archive_is_kept(trip: Trip, tmp_path: Path) -> None:
+    topic, moved, late, name = unique_topic(), unique_topic("g"), unique_topic("g"), "min.insync.replicas"
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    commit(trip.a, moved, topic, {0: 1})
+    assert trip.back(strategy=Strategy.OFFLINE, plan=str(tmp_path / "plan.json")).result.exit_code == 0
+    # the brokers are not stopped after all, and for some days consumers continue
+    commit(trip.a, moved, topic, {0: 2})
+    commit(trip.a, late, topic, {0: 3})
+    set_topic(trip.a, topic, {name: "2"})
+    done = trip.back(strategy=Strategy.RECREATE)
+    assert done.result.exit_code == 0, done.result
+    assert archives_of(done)[topic] == {"archive": f"{topic}.kmirror-archive.1", "records": 1}
+    assert [committed(trip.a, group, topic) for group in (moved, late)] == [{0: 2}, {0: 3}]
+    assert settings_of(trip.a, topic)[name] == "2"
+
+
 def test_another_client_creates_the_topic_again_before_kmirror_does(trip: Trip) -> None:
     topic, group = unique_topic(), unique_topic("g")
     trip.go(topic)
@@ -283,6 +317,28 @@ def test_offsets_that_a_member_keeps_from_being_restored_are_restored_by_the_nex
     assert archives_of(last)[topic]["records"] == 1
     trip.copy_to_a()
     trip.assert_same(topic)
+
+
+def test_a_topic_that_a_consumer_reads_again_since_the_plan_is_not_deleted(trip: Trip) -> None:
+    topic, group = unique_topic(), unique_topic("g")
+    trip.go(topic)
+    produce(trip.a, topic, ["lost"])
+    held = shown(trip.a, topic)
+    with ExitStack() as stack:
+
+        def join() -> None:
+            stack.enter_context(member(trip.a, group, topic))
+
+        done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(SAVED, join))
+        assert done.result.exit_code == ExitCode.PARTLY_DONE, done.result
+        (row,) = done.result.results
+        assert "1 group has members" in str(row.message)
+        assert f"group {group} ({topic})" in str(row.message)
+        assert "stop these consumers" in str(row.hint)
+        assert shown(trip.a, topic) == held
+    again = trip.back(strategy=Strategy.RECREATE)
+    assert again.result.exit_code == 0, again.result
+    assert archives_of(again)[topic] == {"archive": f"{topic}.kmirror-archive.1", "records": 1}
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
@@ -214,6 +217,27 @@ def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
     assert [record.ours(scene.topic, partition)[0] for partition in (0, 1)] == [5, 10]
 
 
+def test_offsets_that_a_coordinator_does_not_take_yet_are_not_given_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator on another broker may not know the new topic yet, or is still loading its groups."""
+    codes, commit_now = [Code.UNKNOWN_TOPIC_OR_PARTITION, Code.COORDINATOR_LOAD_IN_PROGRESS], ClusterGroups.commit
+
+    def commit_later(
+        here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[Place, Committed]
+    ) -> dict[Place, int]:
+        return dict.fromkeys(offsets, int(codes.pop(0))) if codes else commit_now(here, group, kind, offsets)
+
+    monkeypatch.setattr(ClusterGroups, "commit", commit_later)
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with pytest.raises(KmirrorError, match=f"of {scene.topic} were not committed for group {scene.group}: UNKNOWN_NOW"):
+        scene.rebuilder.carry_out(scene.topic)
+    assert codes == []
+    assert scene.record.pending_operation == PENDING_REBUILD
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
 def test_nothing_is_deleted_that_its_archive_does_not_hold(scene: Scene) -> None:
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     # another client writes to the archive
@@ -280,6 +304,20 @@ def cut_off_before_the_deletion(scene: Scene, monkeypatch: pytest.MonkeyPatch) -
         cut_off(patch, topic_admin, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             scene.rebuilder.carry_out(scene.topic)
+
+
+def test_what_groups_and_operators_changed_after_the_archive_is_kept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    late = unique_topic("late")
+    commit(scene.pair.destination, late, scene.topic, {0: 11})
+    set_topic(scene.pair.destination, scene.topic, {"segment.ms": "86400000"})
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+    assert committed(scene.pair.destination, late, scene.topic) == {0: 0}
+    assert settings_of(scene.pair.destination, scene.topic)["segment.ms"] == "86400000"
 
 
 def test_what_was_written_after_the_archive_is_not_deleted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

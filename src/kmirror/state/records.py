@@ -261,7 +261,8 @@ class PartitionRecord:
     initial_copy_complete: bool = False
     #: When that became true; None before, and for copies by older versions.
     initial_copy_ms: int | None = None
-    #: The first offset of a mirror that does not begin at the source's log start; set once.
+    #: The first offset of a mirror that does not begin at the source's log start, set once; where the source's own log
+    #: began if the mirror was adopted with records from before.
     first_offset: int | None = None
     #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False

@@ -251,7 +251,9 @@ class SourceMonitor:
     def _follow_log_starts(self, topics: Collection[str]) -> KmirrorError | None:
         """Delete records in the mirror that the source deleted long enough ago; return why that failed, if it did."""
         due = {
-            p: to for p, to in self._log_starts.due(self._partitions.copied_up_to(), now()).items() if p.topic in topics
+            p: to
+            for p, to in self._log_starts.due(self._partitions.copied_up_to(), now()).items()
+            if p.topic in topics and to > self._partitions.kept_until(p)
         }
         if not due:
             return None

@@ -237,11 +237,16 @@ class MirrorPartitions:
         return {
             partition: row.destination_offset
             for partition, row in self.rows.copy().items()
-            if row.begun
-            and row.state is PartitionState.MIRRORING
-            and row.destination_offset is not None
-            and not _keeps_what_was_lost(self.records.get(partition), row)
+            if row.begun and row.state is PartitionState.MIRRORING and row.destination_offset is not None
         }
+
+    def kept_until(self, partition: TopicPartition) -> int:
+        """Return up to where the source's log may start without the mirror deleting records; from any thread.
+
+        They are what it has from before a loss at the source, or from before the source's own log began.
+        """
+        record = self.records.get(partition)
+        return max(record.lost_until or 0, record.first_offset or 0) if record else 0
 
     def _update_record(self, partition: TopicPartition, row: ProgressRow) -> None:
         """Update what must outlive the engine, and announce what is new."""
@@ -305,14 +310,6 @@ class MirrorPartitions:
         self._journal.note(note, _LEVELS.get(result, Level.INFO))
         topic_partition = {"topic": partition.topic, "partition": partition.partition}
         self._journal.record("partition", result, topic_partition | details)
-
-
-def _keeps_what_was_lost(record: PartitionRecord | None, row: ProgressRow) -> bool:
-    """Return whether the mirror still has records that its source lost together with records that were never copied.
-
-    They stay until the source deletes more.
-    """
-    return record is not None and record.lost_until is not None and (row.source_log_start or 0) <= record.lost_until
 
 
 def _is_busy(row: ProgressRow) -> bool:

@@ -85,6 +85,7 @@ def add(
     keep_stopped: bool = False,
     allow_missing: bool = False,
     start_from: StartFrom | None = None,
+    first_offsets: Mapping[TopicPartition, int] | None = None,
     overrides: Mapping[str, str] | None = None,
     replication_factor: int = -1,
     spark: SparkChoice | None = None,
@@ -95,9 +96,10 @@ def add(
     """Create (or with `adopt` take over) destination topics for the selected source topics; one result per topic.
 
     `start_from` is where copying begins, by default as in the mirror's settings; an adopted topic always continues at
-    its log end; with `keep_stopped` none that was stopped is adopted. `overrides` are settings of created topics that
-    replace their sources'; `replication_factor` is theirs where the mirror has none. `watch` gets the progress of
-    comparing adopted topics, which `bulk`, or else `spark`, does.
+    its log end; with `keep_stopped` none that was stopped is adopted. `first_offsets` are where the sources' own logs
+    began: what an adopted log has from before is kept until its source deletes more. `overrides` are settings of
+    created topics that replace their sources'; `replication_factor` is theirs where the mirror has none. `watch` gets
+    the progress of comparing adopted topics, which `bulk`, or else `spark`, does.
 
     Raises:
         UsageError: the patterns contradict the mirror's filters, or a setting cannot be overridden.
@@ -128,6 +130,10 @@ def add(
             start_is_named=start_from is not None,
         )
         _plan(source, facts, work, names, adopt=adopt, named=topics.names, keep_stopped=keep_stopped)
+        for (topic, partition), offset in (first_offsets or {}).items():
+            if (plan := work.plans.get(topic)) is not None:
+                began = {**plan.first_offsets, partition: offset}
+                work.plans[topic] = replace(plan, first_offsets=began)
         work.warnings += filling_warnings(source, work.plans.values())
     with ExitStack() as stack:
         if bulk is None:

@@ -390,7 +390,7 @@ def _partition_records(
         new = replace(new, compared_end=plan.compared_ends.get(index))
         if before is not None and is_same:
             new = replace(new, guard=before.guard, extra=before.extra)
-            first_offset = before.first_offset if plan.begun else first_offset
+            first_offset = before.first_offset if plan.begun and first_offset is None else first_offset
             begun = begun or before.begun
         records.append(replace(new, first_offset=first_offset, begun=begun))
     return records, [partition.key for partition in found.values()]

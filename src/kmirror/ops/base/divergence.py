@@ -28,7 +28,8 @@ from kmirror.words import counted
 class Logs:
     """Where the two logs of a partition start and end, and what the new primary has stored, None if nothing.
 
-    `differs_at` is where an earlier full comparison has found a difference.
+    `differs_at` is where an earlier full comparison has found a difference; `first_offset` is where the new primary's
+    copy began, as far as is known: it is not known to have had what is before.
     """
 
     topic_partition: TopicPartition
@@ -39,6 +40,7 @@ class Logs:
     last_mirrored_offset: int | None = None
     last_mirrored_epoch: int | None = None
     differs_at: int | None = None
+    first_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,17 @@ class Divergence:
         return self.logs.topic_partition
 
     @property
+    def never_there(self) -> tuple[int, int] | None:
+        """The range before `shared_end` that the new primary is not known to have had; None if there is none."""
+        return _range(self.logs.here_start, min(self.logs.first_offset, self.shared_end))
+
+    @property
+    def deleted_there(self) -> tuple[int, int] | None:
+        """The range before `shared_end` that the new primary had and has deleted; None if there is none."""
+        begin = max(self.logs.here_start, self.logs.first_offset)
+        return _range(begin, min(self.logs.there_start, self.shared_end))
+
+    @property
     def offsets_to_copy(self) -> int:
         """How many offsets the new primary has after the shared ones."""
         return max(0, self.logs.there_end - max(self.shared_end, self.logs.there_start))
@@ -77,6 +90,10 @@ class Divergence:
         if self.never_copied is not None and self.never_copied != self.records:
             what += f" ({self.never_copied} of them from the last mirrored offset {logs.last_mirrored_offset} on)"
         return f"{at}; {what}" + "".join(f"; {note}" for note in self.notes)
+
+
+def _range(low: int, high: int) -> tuple[int, int] | None:
+    return (low, high) if low < high else None
 
 
 @dataclass(frozen=True, slots=True)

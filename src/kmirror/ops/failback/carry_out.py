@@ -136,6 +136,12 @@ def _adopt(run: FailbackRun) -> str:
         topics,
         adopt=True,
         start_from=StartFrom(),
+        first_offsets={
+            d.topic_partition: d.logs.first_offset
+            for one in comparisons
+            for d in one.divergences
+            if d.logs.first_offset
+        },
         bulk=run.bulk,
         watch=run.watch,
     )

@@ -6,7 +6,7 @@ Nothing is changed here.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -138,23 +138,7 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
     ask = partial(destination.client.list_offsets, metadata=newest_leaders(destination.client, partitions, "here"))
     before = ask(dict.fromkeys(partitions, LATEST), log_end=True)
     began = time.monotonic()
-    groups = live_groups(destination, topics)
-    if groups:
-        at = at_time(now_ms())
-        more = f"; and {counted(len(groups) - _NAMED, 'more group')}" if len(groups) > _NAMED else ""
-        raise InUseError(
-            f"{counted(len(groups), 'group has', 'groups have')} members at {at} that consume from "
-            f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
-            "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
-            "not report how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
-            "passed (45 s by default), so wait that long, and check with\n"
-            + command_line(
-                "kafka-consumer-groups",
-                *admin_options(destination.config),
-                *("--describe", "--members"),
-                *option("--group", groups[0].group),
-            ),
-        )
+    require_unread(destination, topics)
     time.sleep(max(0.0, watch_s - (time.monotonic() - began)))
     after = ask(dict.fromkeys(partitions, LATEST), log_end=True)
     stable = ask(dict.fromkeys(partitions, LATEST), read_committed=True)
@@ -178,6 +162,27 @@ def require_unused(destination: Destination, topics: Mapping[str, TopicMetadata]
             "replicas are in sync",
             "wait until the transaction times out, or abort it with `kafka-transactions.sh … abort`",
             Reason.OPEN_TRANSACTION,
+        )
+
+
+def require_unread(destination: Destination, topics: Collection[str]) -> None:
+    """Refuse if groups with members read these topics. Raises InUseError, and as `live_groups`."""
+    groups = live_groups(destination, topics)
+    if groups:
+        at = at_time(now_ms())
+        more = f"; and {counted(len(groups) - _NAMED, 'more group')}" if len(groups) > _NAMED else ""
+        raise InUseError(
+            f"{counted(len(groups), 'group has', 'groups have')} members at {at} that consume from "
+            f"these topics here: {'; '.join(map(_named_group, groups[:_NAMED]))}{more}",
+            "stop these consumers, or move them to the new primary, and run the same command again; brokers do "
+            "not report how long a member has been silent: a dead one leaves the group when its session.timeout.ms has "
+            "passed (45 s by default), so wait that long, and check with\n"
+            + command_line(
+                "kafka-consumer-groups",
+                *admin_options(destination.config),
+                *("--describe", "--members"),
+                *option("--group", groups[0].group),
+            ),
         )
 
 
@@ -274,16 +279,17 @@ def _logs(
         there_starts, there_ends = bounds_of(primary.client, both, "at the new primary")
     logs = {}
     for topic_partition in ours:
-        known = stored.get(topic_partition)
+        known, there_start = stored.get(topic_partition), there_starts.get(topic_partition, 0)
         logs[topic_partition] = Logs(
             topic_partition,
             starts[topic_partition],
             ends[topic_partition],
-            there_starts.get(topic_partition, 0),
+            there_start,
             there_ends.get(topic_partition, 0),
             known.last_mirrored_offset if known else None,
             known.last_mirrored_epoch if known else None,
             differences.get(topic_partition),
+            there_start if known is None else known.first_offset or 0,
         )
     return logs
 

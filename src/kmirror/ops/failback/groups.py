@@ -25,7 +25,13 @@ from kmirror.ops.base.gone import described_topic
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import limit_text, reason_text
 from kmirror.ops.groups.group_facts import reason_of
-from kmirror.ops.groups.restore import CommittedOffsets, OffsetsByGroup, committed_offsets, known_committed
+from kmirror.ops.groups.restore import (
+    CommittedOffsets,
+    OffsetsByGroup,
+    commit_to_new,
+    committed_offsets,
+    known_committed,
+)
 from kmirror.settings.table import Settings
 from kmirror.state.group_records import KEPT_OFFSETS, GroupReason, GroupRecord
 from kmirror.state.snapshot import Changes, State
@@ -167,7 +173,8 @@ def _set(
     for group, offsets in wanted.items():
         before = present.get(group, {})
         changes = {partition: one for partition, one in offsets.items() if before.get(partition) != one}
-        codes = _commit(here, group, kinds.get(group, GroupKind.CONSUMER), changes, deadline) if changes else {}
+        kind = kinds.get(group, GroupKind.CONSUMER)
+        codes = commit_to_new(here, group, kind, changes, deadline) if changes else {}
         for partition, one in sorted(changes.items()):
             was = before.get(partition)
             outcome, reason, message = Outcome.DONE, None, None
@@ -178,20 +185,6 @@ def _set(
             offset = was.offset if was else None
             results.append(GroupResult(group, *partition, offset, one.offset, outcome, reason, message))
     return results
-
-
-def _commit(
-    here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[TopicPartition, Committed], deadline: Deadline
-) -> dict[TopicPartition, int]:
-    """Commit offsets; return an error code for each. Waits until the coordinator knows a topic that is new."""
-    codes = here.commit(group, kind, offsets)
-    while not deadline.passed:
-        early = {at: offsets[at] for at, code in codes.items() if code == Code.UNKNOWN_TOPIC_OR_PARTITION}
-        if not early:
-            break
-        time.sleep(_PAUSE_S)
-        codes |= here.commit(group, kind, early)
-    return codes
 
 
 def _with_ours(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kmirror.cluster.client import LATEST
-from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
@@ -219,17 +219,19 @@ def make_plan(
     """
     names, omitted = chosen_topics(destination, primary, request.mirror, request.topics)
     works = progress.load(state, names)
-    mirrored = [n for n in names if n not in works and _is_mirrored(state, request.mirror, n, primary.cluster_id)]
+    found = destination.client.metadata(names).topics
+    mirrored = [
+        n for n in names if n not in works and _is_mirrored(state, request.mirror, found[n], primary.cluster_id)
+    ]
     deleted = [n for n in names if n in works and _is_deleted(destination, works[n], state.topic(request.mirror, n))]
     rest = [name for name in names if name not in mirrored and name not in deleted]
-    found = destination.client.metadata(rest).topics
     with Meter(watch, "watching whether the old source is still in use"):
         require_unused(destination, {n: found[n] for n in rest if not found[n].error_code}, request.watch_s)
     differences = {
         TopicPartition(name, p): at
         for name, work in works.items()
         for p, at in work.differs.items()
-        if name in found and found[name].printed_topic_id == work.topic_id
+        if found[name].printed_topic_id == work.topic_id
     }
     comparisons, warnings = compare_topics(destination, primary, request.mirror, rest, differences, bulk, watch)
     if request.strategy is Strategy.RECREATE:
@@ -244,6 +246,7 @@ def make_plan(
             sizes = partition_sizes(primary.client, partitions_of(primary.client.metadata(rest).topics.values()))
     if request.strategy is not Strategy.OFFLINE:
         warnings += _retention_warnings(comparisons)
+    warnings += _never_there_warnings(request, comparisons)
     warnings += _only_here_warnings(primary, request.mirror, comparisons)
     if request.strategy is not Strategy.RECREATE:
         warnings += _compaction_warnings(destination, comparisons)
@@ -274,30 +277,45 @@ def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | N
     return is_ours or all(end.offset == 0 for end in ends.values())
 
 
-def _is_mirrored(state: State, mirror: str, name: str, cluster_id: str) -> bool:
-    record, topic = state.mirror(mirror), state.topic(mirror, name)
+def _is_mirrored(state: State, mirror: str, found: TopicMetadata, cluster_id: str) -> bool:
+    record, topic = state.mirror(mirror), state.topic(mirror, found.name)
     return (
         record is not None
         and record.source_cluster_id == cluster_id
         and topic is not None
         and topic.desired is not DesiredState.STOPPED
         and topic.pending_operation is None
+        and not is_gone(topic, found)
     )
 
 
 def _retention_warnings(comparisons: list[TopicComparison]) -> list[str]:
     """Warn of records here that the new primary has deleted."""
-    older = [
-        [p.topic_partition for p in one.divergences if p.logs.here_start < min(p.logs.there_start, p.shared_end)]
-        for one in comparisons
-        if one.diverges
-    ]
+    older = [[d for d in one.divergences if d.deleted_there] for one in comparisons if one.diverges]
     return [
-        f"{partitions[0]}: the new primary has deleted older records (retention) that still exist here;"
-        " --recreate deletes them without archiving them"
-        for partitions in older
-        if partitions
+        f"{_named(some)}: the new primary has deleted older records that still exist here; --recreate deletes them"
+        " without archiving them"
+        for some in older
+        if some
     ]
+
+
+def _never_there_warnings(request: FailbackRequest, comparisons: list[TopicComparison]) -> list[str]:
+    """Warn of records here that the new primary is not known to have had, and say what happens to them."""
+    warnings = []
+    keep = on_mirror("config", request.mirror, "--set", "follow.log.start=false")
+    for comparison in comparisons:
+        kept = f"the mirror topic keeps them until the new primary deletes later ones. To keep them even then: {keep}"
+        if comparison.diverges and request.strategy is Strategy.RECREATE:
+            kept = f"--recreate {'deletes' if request.discard else 'archives'} them, too"
+        some = [(one, one.never_there) for one in comparison.divergences if one.never_there]
+        if some:
+            (low, high), which = some[0][1], _named([one for one, _ in some])
+            warnings.append(
+                f"{which}: offsets {low} to {high - 1} exist only here: the new primary is not known to have had them;"
+                f" {kept}"
+            )
+    return warnings
 
 
 def _only_here_warnings(primary: NewPrimary, mirror: str, comparisons: list[TopicComparison]) -> list[str]:
@@ -305,14 +323,19 @@ def _only_here_warnings(primary: NewPrimary, mirror: str, comparisons: list[Topi
     shorter = {topic.topic for topic in primary.topics or () if "retention.ms" in (topic.settled or {})}
     keep = on_mirror("config", mirror, "--set", "follow.log.start=false")
     return [
-        f"{one.topic_partition}: offsets {one.logs.here_start} to {min(one.logs.there_start, one.logs.here_end) - 1}"
+        f"{one.topic_partition}: offsets {one.deleted_there[0]} to {one.deleted_there[1] - 1}"
         " exist only here, because the new primary keeps records for a shorter time; as a mirror topic it is trimmed"
         f" to the new primary's log start after follow.log.start.delay.ms. To keep them, before `kmirror run`: {keep}"
         for comparison in comparisons
         if comparison.topic in shorter
         for one in comparison.divergences
-        if one.logs.here_start < min(one.logs.there_start, one.logs.here_end)
+        if one.deleted_there
     ]
+
+
+def _named(some: list[Divergence]) -> str:
+    more = f" and {counted(len(some) - 1, 'more partition')}" if len(some) > 1 else ""
+    return f"{some[0].topic_partition}{more}"
 
 
 def _compaction_warnings(destination: Destination, comparisons: list[TopicComparison]) -> list[str]:

@@ -38,7 +38,8 @@ class TopicStep(StrEnum):
 class TopicWork:
     """The progress of one topic.
 
-    By partition: `ranges` are the offsets to archive, `ends` where its logs ended, `limits` where they fork from the
+    By partition: `ranges` are the offsets to archive after the forks and `older` those before the new primary's copy
+    began, `ends` where its logs ended, `limits` where they fork from the
     new primary's, `differs` where they were found to differ, `proved` what the archive was found to hold. `groups` are
     the offsets that groups had committed, by partition. `kept_ms` is how long the archive keeps its records, None: for
     ever. `settings` are those of the topic that are never synced.
@@ -58,6 +59,13 @@ class TopicWork:
     kept_ms: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     replication_factor: int = -1
+    older: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def to_archive(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """The offsets to archive, by partition."""
+        partitions = sorted({*self.older, *self.ranges})
+        return {p: tuple(some[p] for some in (self.older, self.ranges) if p in some) for p in partitions}
 
     @property
     def group_limits(self) -> dict[TopicPartition, int]:
@@ -170,6 +178,7 @@ class Progress(Workflow):
                         "fork": work.limits.get(p),
                         "logEnd": end,
                         "archived": list(work.ranges[p]) if p in work.ranges else None,
+                        "olderArchived": list(work.older[p]) if p in work.older else None,
                     }
                     for p, end in work.ends.items()
                 },

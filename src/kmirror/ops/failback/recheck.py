@@ -60,7 +60,7 @@ def require_untouched(destination: Destination, work: TopicWork) -> None:
 
 def is_archived(destination: Destination, work: TopicWork) -> bool:
     """Return whether a topic's archive is as it was verified, and is kept; True without one. Raises as `kept_ms`."""
-    return work.archive is None or is_kept(destination.client, work.archive, work.ranges, work.proved)
+    return work.archive is None or is_kept(destination.client, work.archive, work.to_archive, work.proved)
 
 
 def is_usable(destination: Destination, work: TopicWork) -> bool:
@@ -68,7 +68,9 @@ def is_usable(destination: Destination, work: TopicWork) -> bool:
     if work.step is not TopicStep.ARCHIVE:
         return is_archived(destination, work)
     client, archive = destination.client, work.archive
-    return archive is None or described_topic(client, archive) is None or is_kept_for_now(client, archive, work.ranges)
+    return (
+        archive is None or described_topic(client, archive) is None or is_kept_for_now(client, archive, work.to_archive)
+    )
 
 
 def require_copied(

@@ -1,6 +1,6 @@
 """What a failback does with one topic that has records after the fork.
 
-Nothing is deleted before it was compared with its archive, or if a client wrote to it after that.
+Nothing is deleted before it was compared with its archive, or if a client wrote to it after that, or reads it again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kmirror.ops.base.context import Destination, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
-from kmirror.ops.failback.facts import TopicComparison
+from kmirror.ops.failback.facts import TopicComparison, require_unread
 from kmirror.ops.failback.groups import require_committed, restore_offsets
-from kmirror.ops.failback.plan import Plan, rows_of
+from kmirror.ops.failback.plan import FailbackRequest, Plan, Strategy, rows_of
 from kmirror.ops.failback.progress import Progress, TopicStep, TopicWork
 from kmirror.ops.failback.recheck import is_usable, require_copied, require_untouched
 from kmirror.ops.groups.restore import committed_on
@@ -137,14 +137,12 @@ class Topic:
 def _plan_archive(topic: Topic) -> None:
     """Decide which records go into which archive."""
     run, found, known = topic.run, topic.comparison, topic.known
-    discard = run.plan.request.discard
-    if known is not None and _fits(known, found, discard=discard) and is_usable(run.destination, known):
+    if known is not None and _fits(known, found, run.plan.request) and is_usable(run.destination, known):
         return
-    ranges = _ranges(found, discard=discard)
-    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges else None
+    ranges, older = _ranges(found, run.plan.request), _older(found, run.plan.request)
+    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges or older else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
     here = settled(found.here, "the topic's id")
-    own = topic_settings(run.destination.client, [found.topic])[found.topic]
     topic.planned = TopicWork(
         found.topic,
         TopicStep.ARCHIVE,
@@ -155,8 +153,7 @@ def _plan_archive(topic: Topic) -> None:
         _limits(found),
         groups,
         differs=differs,
-        settings=kept_settings(own),
-        replication_factor=here.replication_factor,
+        older=older,
     )
 
 
@@ -165,27 +162,34 @@ def _begin_archive(topic: Topic) -> str:
     return "archive begun"
 
 
-def _fits(work: TopicWork, found: TopicComparison, *, discard: bool) -> bool:
+def _fits(work: TopicWork, found: TopicComparison, request: FailbackRequest) -> bool:
     """Return whether the recorded progress of a topic still fits the topic as it is now."""
+    wanted = _ranges(found, request), _older(found, request)
     return (
         found.here is not None
         and work.step in (TopicStep.ARCHIVE, TopicStep.SAVED)
         and work.topic_id == found.here.printed_topic_id
         and dict(work.ends) == found.ends
         and dict(work.limits) == _limits(found)
-        and (dict(work.ranges) == _ranges(found, discard=discard) or (discard and work.step is TopicStep.SAVED))
+        and ((dict(work.ranges), dict(work.older)) == wanted or (request.discard and work.step is TopicStep.SAVED))
     )
 
 
-def _ranges(found: TopicComparison, *, discard: bool) -> dict[int, tuple[int, int]]:
-    if discard:
+def _ranges(found: TopicComparison, request: FailbackRequest) -> dict[int, tuple[int, int]]:
+    if request.discard:
         return {}
     return {
         one.topic_partition.partition: (one.shared_end, one.logs.here_end)
         for one in found.divergences
-        # what is before shared_end is at the new primary too, so it is not archived even if the topic is deleted
         if one.diverges and one.records
     }
+
+
+def _older(found: TopicComparison, request: FailbackRequest) -> dict[int, tuple[int, int]]:
+    """Return the other offsets that the new primary never had, if the topic is to be deleted."""
+    if request.discard or request.strategy is not Strategy.RECREATE:
+        return {}
+    return {one.topic_partition.partition: one.never_there for one in found.divergences if one.never_there}
 
 
 def _limits(found: TopicComparison) -> dict[int, int]:
@@ -197,9 +201,7 @@ def _save(topic: Topic) -> str:
     if work.archive:
         work = _archive(topic, work.archive)
     require_untouched(run.destination, work)
-    # brokers have forgotten those of a topic that was deleted before, and another client created again
-    groups = {**work.groups, **committed_on(run.destination.client, work.topic)}
-    topic.known = run.progress.record(replace(work, step=TopicStep.SAVED, groups=groups))
+    topic.known = run.progress.record(replace(work, step=TopicStep.SAVED))
     return "saved"
 
 
@@ -208,7 +210,7 @@ def _archive(topic: Topic, archive: str) -> TopicWork:
     run, work = topic.run, topic.work
     client = run.destination.client
     kept_ms = create_archive(client, work.topic, archive, len(work.ends), run.settings.replication_factor)
-    wanted = tuple(PartitionRanges(p, (bounds,)) for p, bounds in sorted(work.ranges.items()))
+    wanted = tuple(PartitionRanges(p, ranges) for p, ranges in work.to_archive.items())
     spec = ArchiveSpec(run.destination.properties, work.topic, archive, work.topic_id, wanted)
     where = run.bulk.where(sum(bytes_of(client, spec).values()))
     count, recorded_at = 0, time.monotonic()
@@ -238,11 +240,23 @@ def _delete(topic: Topic) -> str:
     run, client, work = topic.run, topic.run.destination.client, topic.work
     if is_there(client, work.topic, work.topic_id):
         require_copied(run.destination, run.mirror, topic.comparison, run.bulk, run.watch)
+        require_unread(run.destination, [work.topic])
+        work = topic.known = run.progress.record(_with_what_goes(run, work), with_event=False)
         require_untouched(run.destination, work)
         topic_id = settled(work.topic_id, "the id of the topic to delete")
         with Meter(run.watch, f"deleting {run.named(work.topic)}"):
             delete_topic(client, work.topic, topic_id)
     return "gone"
+
+
+def _with_what_goes(run: FailbackRun, work: TopicWork) -> TopicWork:
+    """Return the progress with what is deleted with the topic, as it is now: it may have been archived days ago."""
+    client = run.destination.client
+    # brokers have forgotten those of a topic that was deleted before, and another client created again
+    groups = {**work.groups, **committed_on(client, work.topic)}
+    settings = kept_settings(topic_settings(client, [work.topic])[work.topic])
+    found = client.metadata([work.topic]).topics[work.topic]
+    return replace(work, groups=groups, settings=settings, replication_factor=found.replication_factor)
 
 
 def _record_deleted(topic: Topic) -> str:
@@ -278,7 +292,8 @@ def _restore_groups(topic: Topic) -> str:
     require_committed(run.groups, name)
     run.progress.delete([name])
     if work.archive:
-        kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork"
+        older = " and from before the new primary's copy began" if work.older else ""
+        kept = f"{work.archive} holds {counted(work.records, 'record')} from after the fork{older}"
     elif run.plan.request.discard:
         kept = "nothing was archived, as requested"
     else:

@@ -6,24 +6,28 @@ groups meant records that are in the archive now, so for them only the start of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
-from kmirror.cluster.protocol.codes import code_name
+from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import UnreachableError
+from kmirror.errors import KmirrorError, UnreachableError
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out
 from kmirror.ops.groups.group_facts import reason_of
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.group_records import GroupRecord
+from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import Deadline
 from kmirror.sync.group_changes import Bounds, GroupPlan, MirroredTopics, OffsetPlan, clamped
-from kmirror.words import visible
+from kmirror.words import counted, visible
+
+_PAUSE_S = 0.2
 
 #: Committed offsets of one topic as they are stored, by group, then by partition.
 OffsetsByGroup = Mapping[str, Mapping[int, int]]
@@ -72,13 +76,17 @@ def restore_offsets(
     topic: TopicRecord,
     before: OffsetsByGroup,
     bounds: Mapping[int, Bounds],
+    deadline: Deadline,
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
     """Commit offsets for groups that had some before; `bounds` are the source's log starts and ends.
 
-    Returns the intended offsets by group and partition, and the failures by group.
+    Coordinators that do not know the new topic yet are asked again until the deadline.
+
+    Returns the intended offsets by group and partition, and the failures by group that would be repeated.
 
     Raises:
         UnreachableError: a cluster does not answer.
+        KmirrorError: some were not committed, and may be later.
     """
     here, state = ClusterGroups(destination.client), destination.state()
     kinds = {name: one.kind for name, one in here.listed(whole=False).items()}
@@ -86,13 +94,19 @@ def restore_offsets(
     present = known_committed(ClusterGroups(source), {one.group: GroupKind(one.kind) for one in synced.values()})
     wanted: dict[str, dict[int, int]] = {}
     failed: dict[str, str] = {}
+    late: dict[str, str] = {}
     plans: list[GroupPlan] = []
     for group, offsets in before.items():
         record = synced.get(group)
         if record is None or not all(offset in record.ours(topic.topic, p) for p, offset in offsets.items()):
             wanted[group] = {p: bounds[p][0] for p in offsets if p in bounds}
             kind = kinds.get(group, GroupKind.CONSUMER)
-            _set(here, group, kind, topic.topic, wanted[group], failed)
+            targets = {TopicPartition(topic.topic, p): Committed(offset) for p, offset in wanted[group].items()}
+            codes = commit_to_new(here, group, kind, targets, deadline) if targets else {}
+            for code in filter(None, codes.values()):
+                reason = reason_of(code)
+                which = late if reason is GroupReason.UNKNOWN_NOW else failed
+                which[group] = f"{reason} (error {code})"
     for group, record in synced.items():
         if group in wanted:
             continue
@@ -115,19 +129,30 @@ def restore_offsets(
         destination, here, mirror.name, plans, lambda _: allowed, Refusals(), may_note=False
     ).results:
         if result.result is not Outcome.DONE:
-            failed[result.group] = result.reason or result.result
+            which = late if result.result is Outcome.TIMED_OUT else failed
+            which[result.group] = result.reason or result.result
+    if late:
+        group = min(late)
+        more = f"; the same for {counted(len(late) - 1, 'more group')}" if len(late) > 1 else ""
+        raise KmirrorError(
+            f"offsets of {topic.topic} were not committed for group {visible(group)}: {late[group]}{more}",
+            "kmirror tries it again",
+        )
     return wanted, failed
 
 
-def _set(
-    here: ClusterGroups, group: str, kind: GroupKind, topic: str, offsets: Mapping[int, int], failed: dict[str, str]
-) -> None:
-    if not offsets:
-        return
-    wanted = {TopicPartition(topic, p): Committed(offset) for p, offset in offsets.items()}
-    codes = [code for code in here.commit(group, kind, wanted).values() if code]
-    if codes:
-        failed[group] = f"{reason_of(codes[0])} (error {codes[0]})"
+def commit_to_new(
+    here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[TopicPartition, Committed], deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """Commit offsets; return an error code for each. Waits until the coordinator knows a topic that is new."""
+    codes = here.commit(group, kind, offsets)
+    while not deadline.passed:
+        early = {at: offsets[at] for at, code in codes.items() if code == Code.UNKNOWN_TOPIC_OR_PARTITION}
+        if not early:
+            break
+        time.sleep(_PAUSE_S)
+        codes |= here.commit(group, kind, early)
+    return codes
 
 
 def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str, GroupRecord]:

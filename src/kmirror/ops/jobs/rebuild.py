@@ -2,9 +2,9 @@
 
 1. The topic is *claimed*: its record says that it is being rebuilt, why, and into which archive its records go.
    Engines leave it alone from then on.
-2. Records that the rebuilt topic will not hold are archived and compared (`engine.archive`). Then this is recorded,
-   with the committed offsets of consumer groups, because the brokers delete them with the topic.
-3. The topic is deleted, by its id, and created again with the source's partitions and settings.
+2. Records that the rebuilt topic will not hold are archived and compared (`engine.archive`), and this is recorded.
+3. What brokers delete with the topic, as groups' committed offsets, is recorded. The topic is deleted, by its id, and
+   created again with the source's partitions and settings.
 4. Synced groups get their offsets from the source, others the new log's start; the record is completed, with an event.
 
 After an interruption, `carry_out` continues at the recorded step. Nothing is deleted before its archive has been
@@ -161,22 +161,22 @@ class RebuildAttempt:
         if rebuild.step is RebuildStep.ARCHIVE:
             rebuild = self._with_ranges(rebuild)
             archived = self._archive(rebuild)
-            groups = committed_on(client, record.topic)
-            rebuild = replace(
-                rebuild,
-                step=RebuildStep.REPLACE,
-                groups=groups,
-                proved=archived.proved,
-                replicas=self._replicas(),
-                own_settings=self._own_settings(),
-            )
-            details = {"records": archived.records, "retentionMs": archived.kept_ms, "groups": groups}
-            rebuild = self._record(rebuild, details)
-        self._require_archived(rebuild)
+            rebuild = replace(rebuild, step=RebuildStep.REPLACE, proved=archived.proved)
+            rebuild = self._record(rebuild, {"records": archived.records, "retentionMs": archived.kept_ms})
+        if is_there(client, record.topic, record.destination_topic_id):
+            rebuild = self._record(self._with_what_goes(rebuild))
+            self._require_archived(rebuild)
         made, plan = self._replace(self._settings(rebuild.own_settings or {}))
         bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
-        put, failed = restore_offsets(self.destination, source, self.mirror, record, rebuild.groups or {}, bounds)
+        before, deadline = rebuild.groups or {}, Deadline(CREATION_S)
+        put, failed = restore_offsets(self.destination, source, self.mirror, record, before, bounds, deadline)
         self._complete(made, plan, failed, put)
+
+    def _with_what_goes(self, rebuild: Rebuild) -> Rebuild:
+        """Return the progress with what is deleted with the topic, as it is now: it may have been archived days ago."""
+        # brokers may have forgotten those of a topic that an earlier attempt deleted, and that one of them still shows
+        groups = {**(rebuild.groups or {}), **committed_on(self.destination.client, self.record.topic)}
+        return replace(rebuild, groups=groups, replicas=self._replicas(), own_settings=self._own_settings())
 
     def _record(self, rebuild: Rebuild, details: Mapping[str, object] | None = None) -> Rebuild:
         topic, mirror = self.record.topic, self.mirror.name
@@ -223,8 +223,6 @@ class RebuildAttempt:
         Raises KmirrorError: it is not; the next attempt archives again.
         """
         client, topic = self.destination.client, self.record.topic
-        if not is_there(client, topic, self.record.destination_topic_id):
-            return
         now, then = self._ranges(rebuild), rebuild.ranges or {}
         saved = [p for p, mine in then.items() if any(low < high for low, high in mine)]
         if saved and not is_kept(client, rebuild.archive, saved, rebuild.proved or {}):
