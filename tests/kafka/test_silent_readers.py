@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from kmirror.errors import KmirrorError, Reason
+from kmirror.errors import ExitCode, KmirrorError, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.failback.plan import Strategy
 from kmirror.ops.jobs.rebuild import TopicRebuilder
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.archiving import assert_holds
@@ -78,7 +79,7 @@ WATCHED_S = 6.0
 @pytest.fixture(autouse=True)
 def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have readers give up soon, unless a quota lets them continue slowly."""
-    if request.node.callspec.params["trouble"] is not limited:
+    if "trouble" not in request.fixturenames or request.getfixturevalue("trouble") is not limited:
         monkeypatch.setattr("kmirror.cluster.reader.usual_patience_s", lambda _: PATIENCE_S)
 
 
@@ -129,6 +130,18 @@ def fail_over_with_losses(trip: Trip) -> str:
     wait_until_only_in_store(trip.a, topic, RECORDS + LOST - IN_SEGMENT)
     write_tiered(trip.b, topic, range(20_000, 20_020))
     return topic
+
+
+@pytest.mark.slow
+def test_an_offline_failback_of_a_tiered_topic_is_refused_before_brokers_are_stopped(
+    trip: Trip, tmp_path: Path
+) -> None:
+    topic, plan = fail_over_with_losses(trip), tmp_path / "plan.json"
+    done = trip.back(strategy=Strategy.OFFLINE, plan=str(plan)).result
+    assert (done.exit_code, plan.exists()) == (ExitCode.REFUSED, False)
+    assert done.error is not None
+    assert f"{topic}: tiered, and tiered logs cannot be truncated" in done.error.message
+    assert "--recreate" in str(done.error.hint)
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.read_up_to import REMOTE_STORAGE
 from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.log_dirs import partition_sizes
 from kmirror.cluster.topics.topic_settings import topic_settings
@@ -36,7 +37,7 @@ from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.status.observed import is_gone
-from kmirror.words import counted
+from kmirror.words import counted, listed
 from kmirror.work import Meter, Watch
 
 #: How long to watch the old source's log ends for writes.
@@ -74,7 +75,8 @@ class Plan:
     """What to do with each topic.
 
     `mirrored` are already mirrored from the new primary, `deleted` were deleted by an earlier run, `comparisons` are
-    the others. `works` is the stored progress by topic, `sizes` are bytes at the new primary.
+    the others. `works` is the stored progress by topic, `sizes` are bytes at the new primary, `tiered` are those
+    topics with something to remove whose logs are tiered here, unless all are recreated.
     """
 
     request: FailbackRequest
@@ -84,6 +86,7 @@ class Plan:
     works: Mapping[str, TopicWork]
     sizes: Mapping[TopicPartition, int]
     warnings: tuple[str, ...]
+    tiered: tuple[str, ...]
 
     @property
     def diverging(self) -> list[TopicComparison]:
@@ -123,6 +126,11 @@ class Plan:
         if stuck and self.cuts:
             return RefusedError(
                 f"{stuck[0]}: truncating its logs is not enough ({counted(len(stuck), 'topic')}), as their rows say",
+                "use --recreate for these topics, and --topics to handle the others separately",
+            )
+        if self.tiered and self.cuts:
+            return RefusedError(
+                f"{listed(self.tiered)}: tiered, and tiered logs cannot be truncated on stopped brokers",
                 "use --recreate for these topics, and --topics to handle the others separately",
             )
         return None
@@ -248,10 +256,19 @@ def make_plan(
         warnings += _retention_warnings(comparisons)
     warnings += _never_there_warnings(request, comparisons)
     warnings += _only_here_warnings(primary, request.mirror, comparisons)
-    if request.strategy is not Strategy.RECREATE:
-        warnings += _compaction_warnings(destination, comparisons)
+    cut = [one.topic for one in comparisons if one.diverges and request.strategy is not Strategy.RECREATE]
+    settings = topic_settings(destination.client, cut) if cut else {}
+    values = {
+        name: {key: one.value for key, one in some.items()}
+        for name, some in settings.items()
+        if not isinstance(some, int)
+    }
+    tiered = tuple(name for name, some in values.items() if some.get(REMOTE_STORAGE) == "true")
+    warnings += _compaction_warnings(
+        [n for n, some in values.items() if "compact" in (some.get("cleanup.policy") or "")], comparisons
+    )
     gone = tuple(works[name] for name in deleted)
-    return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, (*omitted, *warnings))
+    return Plan(request, tuple(mirrored), gone, tuple(comparisons), works, sizes, (*omitted, *warnings), tiered)
 
 
 def _is_deleted(destination: Destination, work: TopicWork, made: TopicRecord | None) -> bool:
@@ -338,12 +355,9 @@ def _named(some: list[Divergence]) -> str:
     return f"{some[0].topic_partition}{more}"
 
 
-def _compaction_warnings(destination: Destination, comparisons: list[TopicComparison]) -> list[str]:
+def _compaction_warnings(compacted: Collection[str], comparisons: list[TopicComparison]) -> list[str]:
     """Warn if a record after a fork may have superseded an earlier one, which a cut does not restore."""
-    cut = [one.topic for one in comparisons if one.diverges and not one.must_recreate]
-    found = topic_settings(destination.client, cut) if cut else {}
-    policies = {name: some["cleanup.policy"].value for name, some in found.items() if not isinstance(some, int)}
-    names = [name for name in cut if "compact" in (policies.get(name) or "")]
+    names = [one.topic for one in comparisons if one.topic in compacted and not one.must_recreate]
     if not names:
         return []
     more = f" and {counted(len(names) - 1, 'more topic')}" if len(names) > 1 else ""
