@@ -254,7 +254,8 @@ def _subject(
     start = max(log_start, source_start)
     notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
     lag = None if stopped else max(0, source_offset - log_end)
-    start = min(start, end)
+    # one that was stopped and ends before that has lost its tail, whatever the source still has
+    start = min(start, end, log_end)
     # a log that ends before the start of its source is either old or not aligned yet
     has_lower_start = log_start < start and (start < end or stopped)
     return Subject(
