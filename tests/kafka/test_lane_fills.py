@@ -6,8 +6,10 @@ Without the rights for it: test_filling_rights.py.
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -15,9 +17,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import API_KEY as PRODUCE
 from kmirror.cluster.reader import PartitionReader
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.far_logs import write_large
 from tests.support.holes import assert_alike, write_holes
-from tests.support.lane import Mirror
+from tests.support.lane import Mirror, copy_of, fill
 from tests.support.late_wire import MARKERS, Fate, LateWire
+from tests.support.shared_clusters import ForgetfulCluster
+from tests.support.wire import Wire
 
 #: How long the lanes of these tests take for it that a request without an answer may still arrive.
 SETTLE_MS = 3000
@@ -105,3 +110,47 @@ def test_markers_and_batches_lost_at_random(mirror: Mirror, wire: LateWire) -> N
     mirror.stop(lane)
     assert mirror.destination_ends() == mirror.source_ends()
     assert_alike(mirror, topic, 4)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.04], ids=["near", "far"])
+def test_partitions_that_wait_for_their_holes_hold_up_no_other(forgetful: ForgetfulCluster, delay: float) -> None:
+    """Together they have much more than a lane may hold; their markers take as long as this test wants."""
+    filled, wire = threading.Event(), forgetful.wire
+    with closing(Mirror(forgetful.behind_wire, forgetful.behind_wire)) as mirror:
+        mirror.buffer_bytes = 8 << 20
+        old, live = mirror.topic(12), mirror.topic()
+        for partition in range(12):
+            write_holes(mirror.source, old, partition, stretches=((1, 1),))
+        write_large(mirror.source, old, 12, 3)
+        write_large(mirror.source, live, 1, 12)
+        properties = {**mirror.spec().destination_properties, "request.timeout.ms": "60000"}
+        wire.delay = delay
+        with held_up(wire, filled):
+            lane = mirror.start(destination_properties=properties)
+            mirror.wait(lane, lambda: sum(len(copy.queue) > 1 for copy in lane.partitions) > 5)
+            name = str(TopicPartition(mirror.mirror_of(live), 0))
+            for _ in range(3):
+                mirror.wait(lane, lambda: mirror.destination_ends()[name] == mirror.source_ends()[name])
+                time.sleep(1)
+                fill(mirror, live, 10)
+            assert not copy_of(lane, mirror.mirror_of(old)).progress.bytes_copied
+        mirror.wait_copied(lane)
+        assert mirror.stop(lane).clean
+        assert_alike(mirror, old, 12, least=100)
+
+
+@contextmanager
+def held_up(wire: Wire, until: threading.Event) -> Iterator[None]:
+    """Pass on requests for markers only when `until` is set."""
+
+    def pass_on(frame: bytes) -> bytes:
+        until.wait()
+        return frame
+
+    wire.rewrite(MARKERS, pass_on)
+    try:
+        yield
+    finally:
+        until.set()
+        wire.calm()
+        wire.delay = 0.0

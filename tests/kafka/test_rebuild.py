@@ -447,6 +447,25 @@ def test_the_source_topic_is_recreated_after_what_differed_was_archived(
     scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
 
 
+def test_what_the_source_deletes_meanwhile_is_archived_where_the_mirror_keeps_it(
+    diverged: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = diverged
+
+    def keep(state: State) -> Changes:
+        known = state.mirror(scene.mirror)
+        assert known is not None
+        return Changes((replace(known, settings={**known.settings, "follow.log.start": "false"}),))
+
+    change(scene.destination, scene.mirror, keep)
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    cut_off_before_the_deletion(scene, monkeypatch)
+    trim(scene.pair.source, scene.topic, 20)
+    scene.rebuilder.carry_out(scene.topic)
+    values = [one.value for one in shown(scene.pair.destination, scene.archive)]
+    assert values == [one.value for one in scene.old]
+
+
 def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
     scene = Scene(cluster_pair, destination, source_reset_auto_max_topics="0")
     with pytest.raises(RefusedError, match="no more are rebuilt automatically"):

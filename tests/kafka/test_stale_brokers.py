@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.protocol.codes import Code
@@ -28,12 +28,13 @@ from kmirror.ops.jobs.rebuild_claim import claim
 from kmirror.ops.stop.source_after_stop import check_source_after_stop
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.ops.stop.work import StopResults
+from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.state.records import PENDING_REBUILD, DesiredState, MirrorRecord, TopicOrigin, TopicRecord
-from kmirror.state.snapshot import Changes
+from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
 from kmirror_sandbox.cluster import SandboxBroker, SandboxCluster
 from tests.support.clusters import freeze, unique_topic
-from tests.support.mirrors import new_mirror, produce
+from tests.support.mirrors import make_topic, new_mirror, produce
 from tests.support.stores import state_store
 from tests.support.waiting import wait_until
 
@@ -152,6 +153,45 @@ def _is_claimed(begin: Callable[[bytes], TopicRecord | None], topic_id: bytes) -
         found = begin(topic_id)
         return found is not None and found.pending_operation == PENDING_REBUILD
     return False
+
+
+@pytest.mark.slow
+def test_a_partition_that_one_broker_does_not_know_is_no_difference(
+    three_brokers: SandboxCluster, destination: Destination, destination_cluster: SandboxCluster
+) -> None:
+    topic, mirror = unique_topic(), new_mirror(destination, three_brokers)
+    make_topic(destination_cluster, topic, 2)
+    produce(destination_cluster, topic, ["1"], 1)
+    knowing = next(one for one in three_brokers.brokers if one.node_id == controller(three_brokers))
+    stale, third = (one for one in three_brokers.brokers if one.node_id != knowing.node_id)
+    create(stale, topic)
+    with client(stale) as asked, client(knowing) as other:
+        wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
+        freeze(three_brokers, stale.node_id)
+        wait_until(lambda: stale.node_id not in other.metadata([]).brokers)
+    admin = AdminClient({"bootstrap.servers": f"{knowing.host}:{knowing.port}"})
+    more = NewPartitions(topic, 2, replica_assignment=[[knowing.node_id]])
+    admin.create_partitions([more], request_timeout=60)[topic].result(70)
+    for broker in (knowing, third):
+        freeze(three_brokers, broker.node_id)
+    three_brokers.signal(stale.node_id, signal.SIGCONT)
+
+    def adopt(state: State) -> Changes:
+        known = state.mirror(mirror)
+        assert known is not None
+        source = {**known.source, "bootstrap.servers": f"{stale.host}:{stale.port}"}
+        return Changes(
+            (replace(known, source=source), replace(record(topic, None), mirror=mirror, source_topic_id=None))
+        )
+
+    change(destination, mirror, adopt)
+    try:
+        rows = {row.partition: row for row in verify(destination, VerifyRequest(mirror)).rows}
+        assert (rows[1].result, rows[1].different) == (Outcome.TIMED_OUT, False)
+        assert "whether the source has this partition is not certain" in rows[1].message
+    finally:
+        for broker in (knowing, third):
+            three_brokers.signal(broker.node_id, signal.SIGCONT)
 
 
 @pytest.mark.slow

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import pytest
 
+from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.compare.difference import DifferenceKind
-from kmirror.errors import ExitCode
+from kmirror.errors import ExitCode, Reason
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import unique_topic
+from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.copies import make_copy
 from tests.support.damage import DAMAGES, Damaged, Original, by_kind, longer
 from tests.support.installed_logs import install
@@ -197,3 +198,25 @@ def test_a_sample_finds_what_is_in_it(made: Made, monkeypatch: pytest.MonkeyPatc
     assert found.count(True) >= 3
     assert found.count(False) >= 3
     assert all(row_of(ends, made.filler[name]).different for name in ("all", "last", "stopped"))
+
+
+def test_a_stopped_log_that_lost_its_tail_differs_although_its_source_has_deleted_all(
+    cluster_pair: ClusterPair,
+) -> None:
+    mirror = StoredMirror(Side(cluster_pair.source), Side(cluster_pair.destination))
+    topic = mirror.topic("lost", desired=DesiredState.STOPPED)
+    mirror.stopped_at(topic, 25)
+    records = [Record(offset, 0, b"k%d" % offset, b"v") for offset in range(30)]
+    mirror.source.append(topic, records)
+    mirror.source.delete_records(topic, 30)
+    mirror.destination.append(topic, records[:20])
+    mirror.save()
+    (row,) = mirror.verify().rows
+    assert (row.result, row.reason) == (Outcome.FAILED, Reason.DESTINATION_TRUNCATED)
+    assert row.message.startswith("differs at offset 20: the destination ends at offset 20")
+    mirror.destination.append(topic, records[20:25])
+    (row,) = mirror.verify().rows
+    assert (row.result, row.message) == (Outcome.DONE, "nothing to compare")
+    mirror.forget()
+    mirror.source.close()
+    mirror.destination.close()

@@ -78,6 +78,9 @@ def test_a_marker_at_the_end_that_shows_nothing_is_no_obstacle() -> None:
 def test_records_compacted_at_the_new_primary_are_still_below_the_last_mirrored_offset() -> None:
     found = judged(logs((0, 100), (0, 130), 100), Fork(100, False, 40), range(100))
     assert (found.shared_end, found.diverges) == (100, False)
+    # not if the old source has lost its tail since: they may be new
+    found = judged(logs((0, 90), (0, 130), 100), Fork(90, False, 40), range(90))
+    assert (found.shared_end, found.records, found.never_copied, found.diverges) == (41, 49, 0, True)
     # records after it count as never copied, although nothing contradicts them: the cleaner took what did
     found = judged(logs((0, 103), (0, 130), 100), Fork(103, False, 40), range(103))
     assert (found.shared_end, found.records, found.diverges) == (100, 3, True)
@@ -113,6 +116,10 @@ def test_if_retention_has_left_nothing_to_compare_all_counts_as_after_the_fork()
     found = judged(logs((0, 100), (100, 200), 100), Fork(100, False, None), range(100))
     assert (found.shared_end, found.diverges) == (100, False)
     assert "the last mirrored offset alone" in " ".join(found.notes)
+    # unless the old source ends below it: it has lost its tail since, and what it has there may be new
+    found = judged(logs((0, 90), (50, 200), 100), Fork(90, False, None), range(90))
+    assert (found.shared_end, found.records, found.diverges) == (0, 90, True)
+    assert "but the log here ends at 90: one of the two logs has lost its tail" in " ".join(found.notes)
     # one that starts later cannot be gone on with
     found = judged(logs((0, 100), (101, 200), 100), Fork(101, False, None), range(100))
     assert (found.diverges, found.must_recreate) == (True, False)

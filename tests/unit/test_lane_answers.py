@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.batch import BATCH_OVERHEAD
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchPosition
 from kmirror.engine.histories.judge import Fail, TailMatch, Trouble, Wait
-from kmirror.engine.lane.partition.partition_copy import QUEUE_BYTES
+from kmirror.engine.lane.partition.intake import QUEUE_BYTES
 from kmirror.engine.lane.reports.row_reports import row_of
 from kmirror.errors import Reason
 from tests.support.partition_shell import ASSIGNMENT, EPOCH_MS, SETTLE, Shell, changed, facts, producer_state, stored

@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.fill_plan import ReadLeader, WriteMarkers
 from kmirror.cluster.protocol.filler import FILLER_RECORDS
 from kmirror.cluster.protocol.read_up_to import Batches, NoBatches, Silence
 from kmirror.engine.histories.judge import AdvanceStart, Copy, Trouble
-from kmirror.engine.lane.partition.intake import Gap, GuardedBatch
+from kmirror.engine.lane.partition.intake import LITTLE_BYTES, Gap, GuardedBatch
 from kmirror.engine.lane.partition.partition_fills import (
     fill_answered,
     fill_uncertain,
@@ -101,6 +101,36 @@ def test_a_gap_of_one_offset_takes_one_request(copying: Shell) -> None:
     assert fill(copying) == WriteMarkers(1, 0, 1)
     assert [sequence_of(batch) for batch in copying.send()] == [10, 11]
     assert copying.copy.progress.acknowledged == 11
+
+
+def test_little_is_kept_after_a_gap_while_others_need_the_room(copying: Shell) -> None:
+    copying.fetch(stored(11), stored(14), stored(16, value=b"x" * LITTLE_BYTES), stored(19, epoch=3))
+    assert next_fill_step(copying.copy) is not None
+    assert copying.copy.keep_little()
+    copying.check()
+    assert queued(copying) == [("g", 10, 11), ("b", 11, 12), ("g", 12, 14), ("b", 14, 15), ("g", 15, 16)]
+    assert copying.frames[0].pending == 0, "its frame is held"
+    assert not copying.copy.keep_little(), "nothing is left to give back"
+    wanted_before = copying.copy.wants_records
+    where = copying.copy.fetch_position(0)
+    assert (where.fetch_offset, where.last_fetched_epoch) == (16, 2)
+    copied = []
+    for _ in range(3):
+        while gap_to_fill(copying.copy):
+            fill(copying)
+        copied += copying.send()
+        for _ in list(copying.copy.in_flight):
+            copying.answer()
+    assert (wanted_before, copying.copy.wants_records) == (False, True)
+    copying.fetch(stored(16), stored(19), stored(20))
+    assert not copying.copy.intake.holds_little
+    assert copying.copy.wants_records
+    copied += copying.send()
+    copying.answer()
+    while gap_to_fill(copying.copy):
+        fill(copying)
+    copied += copying.send()
+    assert [(one.base_offset, sequence_of(one)) for one in copied] == [(11, 10), (14, 11), (16, 12), (19, 13), (20, 14)]
 
 
 def test_coordinator_epochs_are_above_those_the_leader_has_seen(shell: Shell) -> None:

@@ -6,8 +6,10 @@ import random
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -142,6 +144,18 @@ def test_a_large_buffer_is_used_again_once_it_is_given_back(ends: tuple[Stream, 
     assert first.obj is not second.obj
     stream.recycle(first)
     assert next_frame().obj is first.obj
+
+
+def test_streams_may_share_the_buffers_that_are_kept() -> None:
+    spare = deque[bytearray](maxlen=2)
+    ours, others = socket.socketpair()
+    with closing(ours), closing(others):
+        first, other = (Stream(Connection("there", 1, PLAIN, one), 100_000, spare) for one in (ours, others))
+        frames = [stream._buffer(50_000) for stream in (first, other, other)]
+        for frame in frames:
+            first.recycle(frame)
+        assert len(spare) == 2
+        assert other._buffer(50_000).obj is frames[2].obj
 
 
 def test_sending_continues_where_the_socket_stopped(ends: tuple[Stream, socket.socket]) -> None:

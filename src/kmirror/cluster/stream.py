@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 import sys
+from collections import deque
 from collections.abc import Sequence
 
 from kmirror.cluster.connection import MAX_FRAME_BYTES, Connection, reason_of, room_for
@@ -31,7 +32,7 @@ class Stream:
     bytes unsent: call `flush` when the socket is writable. `receive` returns the next whole frame or None.
     """
 
-    def __init__(self, connection: Connection, buffer_bytes: int) -> None:
+    def __init__(self, connection: Connection, buffer_bytes: int, spare: deque[bytearray] | None = None) -> None:
         self.connection = connection
         sock = connection.socket
         sock.setblocking(False)
@@ -46,7 +47,8 @@ class Stream:
         self._awaited = self._least = 1
         self._frame: memoryview | None = None
         self._filled = 0
-        self._spare: list[bytearray] = []
+        #: Large buffers for reuse; streams with buffers of one size may share them.
+        self._spare: deque[bytearray] = deque(maxlen=_SPARE_BUFFERS) if spare is None else spare
         self._buffer_bytes = buffer_bytes
         self.received_bytes = 0
         #: True once the other side has ended the connection.
@@ -194,5 +196,5 @@ class Stream:
     def recycle(self, frame: memoryview) -> None:
         """Take back a frame that is no longer used; large buffers are reused."""
         owner = frame.obj
-        if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes and len(self._spare) < _SPARE_BUFFERS:
+        if isinstance(owner, bytearray) and len(owner) == self._buffer_bytes:
             self._spare.append(owner)

@@ -278,7 +278,8 @@ class Settings:
     copy_buffer_bytes: int = _row(
         value_types.integer(8 << 20, 1 << 40, "bytes"),
         64 << 20,
-        "Most bytes that a lane holds of what it has fetched and not yet appended.",
+        "Most bytes that a lane holds of what it has read ahead over a distance and not yet appended. Everything else"
+        " that it has fetched takes about 16 MB more.",
     )
     copy_merge_batches: str = _row(
         value_types.choice("auto", "never"),

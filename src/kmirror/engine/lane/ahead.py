@@ -107,6 +107,8 @@ class Ahead:
         #: The bytes of frames that have arrived and are not recycled, and those asked for.
         self._frame_bytes = 0
         self._asked_bytes = 0
+        #: True if there was no room to ask for what a partition lacks that wants it.
+        self.lacks_room = False
 
     # -- partitions -------------------------------------------------------------------------------------------------
 
@@ -221,6 +223,7 @@ class Ahead:
 
     def pump(self, at: float) -> None:
         """Take in what partitions want by now, open connections and ask for more."""
+        self.lacks_room = False
         if self._most_connections < 1:
             self.leave(lambda _: True)
         for node_id, reach in self._reaches.items():
@@ -291,6 +294,7 @@ class Ahead:
             # what comes next is asked for even if all else that has arrived waits for it: nothing else makes room
             room = limit - self._frame_bytes - self._asked_bytes + (share if reach.lacking else 0)
             if room < REQUEST_BYTES or not reach.askable:
+                self.lacks_room = self.lacks_room or any(partition.wants_records for partition in reach.lacking)
                 break
             if self._throttle.allowance(at) == 0:
                 break

@@ -14,6 +14,7 @@ while; after trouble with a follower, from the leaders.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
@@ -27,7 +28,7 @@ from kmirror.engine.lane.ahead import Ahead
 from kmirror.engine.lane.brokers.links import AheadLink, SourceLink, next_quiet_wait_ms
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.throttle import Throttle
-from kmirror.engine.lane.partition.intake import Frame
+from kmirror.engine.lane.partition.intake import LITTLE_BYTES, Frame
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import SourceRole, Status
 from kmirror.errors import Reason
@@ -98,6 +99,16 @@ class Fetching:
             if key and link.partitions.get(key) is partition:
                 self._join(link, partition)
         self._lane.make_ready(partition)
+
+    def make_room(self, waiting: Iterable[PartitionCopy]) -> None:
+        """Keep little of what partitions hold that wait for a gap to be filled, if others could not be fetched."""
+        for partition in waiting:
+            if self._held_bytes <= LANE_BYTES and not self.ahead.lacks_room:
+                return
+            if partition.keep_little():
+                self.ahead.leave({partition}.__contains__)
+                self.continue_fetching(partition)
+                self.collect()
 
     def detach(self, partition: PartitionCopy) -> None:
         """Remove a partition from its fetch session."""
@@ -305,11 +316,8 @@ class Fetching:
             if partition.blocked_by:
                 link.session.forget(key)
                 partition.advance(now())
-            elif partition.wants_records:
-                self._want(link, key, partition)
             else:
-                link.session.forget(key)
-                link.paused.add(key)
+                self._want(link, key, partition)
         if partition.queue:
             self._lane.make_ready(partition)
 
@@ -333,16 +341,20 @@ class Fetching:
         self._want(link, key, partition)
 
     def _want(self, link: SourceLink, key: FetchKey, partition: PartitionCopy) -> None:
-        """Include a partition in the next request, unless other topics come first."""
+        """Include a partition in the next request, unless other topics come first or it has enough for now."""
         partition.defer(is_deferred=self._must_defer(partition))
         if link.role == "silent":
             return
         if partition.source.is_deferred:
             link.session.forget(key)
             return
+        if not partition.wants_records:
+            link.session.forget(key)
+            link.paused.add(key)
+            return
         link.batch_bytes = partition.source.batch_bytes or link.batch_bytes
         first = partition.source.batch_bytes is None and self.ahead.is_possible(link.node_id)
-        limit = link.first_bytes if first else PARTITION_BYTES
+        limit = LITTLE_BYTES if partition.intake.holds_little else link.first_bytes if first else PARTITION_BYTES
         link.session.want(key, partition.fetch_position(whole_batches(limit, partition.source.batch_bytes)))
 
     def _ask_first_for(self, link: SourceLink, size: int, at: float) -> None:
@@ -460,11 +472,8 @@ class Fetching:
                     self._move_fetch(partition, link.node_id, partition.source.follower_until)
                 elif link.role == "silent" or self._begin_ahead(link, partition, found, at):
                     pass
-                elif partition.wants_records:
-                    self._want(link, part.key, partition)
                 else:
-                    link.session.forget(part.key)
-                    link.paused.add(part.key)
+                    self._want(link, part.key, partition)
             if partition.queue:
                 self._lane.make_ready(partition)
         if largest > link.first_bytes and self.ahead.is_possible(link.node_id):

@@ -85,6 +85,7 @@ class Fills:
         """Send the next requests for gaps."""
         if not self._waiting:
             return
+        self._fetching.make_room(self._waiting)
         if self._by_transactions:
             self._begin_transactions()
             return

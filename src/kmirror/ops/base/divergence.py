@@ -6,9 +6,9 @@ to `shared_end`. Evidence, the strongest first:
 1. Contents: the highest offset at which both show the same record, and the lowest at which they contradict each other.
 2. The last mirrored offset (LMO) stored by the new primary: everything below it was copied from here. It extends what
    contents prove (markers, and what a cleaner has removed, prove nothing by themselves), unless contents contradict it
-   below, or the new primary's log does not reach it: then one of the logs has lost its tail since.
+   below, or one of the logs does not reach it: then that one has lost its tail since, and may have got other records.
 3. If nothing can be compared, the LMO alone counts only where nothing is deleted because of it: when the log here ends
-   at it or before. Otherwise everything counts as after the fork, so that it is archived.
+   at it. Otherwise everything counts as after the fork, so that it is archived.
 
 Cutting its tail is not enough, and the topic must be recreated, if the log there starts after `shared_end`, or the log
 here starts after the fork.
@@ -161,8 +161,8 @@ def _seen_shared_end(logs: Logs, fork: Fork) -> int:
     is_trusted = lmo is not None and _is_trusted(logs, fork, lmo)
     if known is not None:
         found = max(known, lmo) if is_trusted and lmo is not None else known
-    elif is_trusted and lmo is not None and logs.there_start <= logs.here_end <= lmo:
-        found = logs.here_end
+    elif is_trusted and lmo is not None and logs.there_start <= logs.here_end == lmo:
+        found = lmo
     else:
         found = logs.here_start
     return max(logs.here_start, min(found, logs.here_end))
@@ -191,13 +191,14 @@ def divergence_of_extra_partition(logs: Logs, records: int) -> Divergence:
 
 
 def _is_trusted(logs: Logs, fork: Fork, lmo: int) -> bool:
-    return lmo <= logs.there_end and not (fork.contradicts and fork.offset < lmo)
+    return lmo <= min(logs.here_end, logs.there_end) and not (fork.contradicts and fork.offset < lmo)
 
 
 def _notes(logs: Logs, fork: Fork, *, has_gap: bool, is_stale: bool, diverges: bool) -> list[str]:
     lmo, notes = logs.last_mirrored_offset, []
     if lmo is not None and not _is_trusted(logs, fork, lmo):
-        at = f"they differ from offset {fork.offset} on" if fork.contradicts else f"its log ends at {logs.there_end}"
+        short = f"its log ends at {logs.there_end}" if logs.there_end < lmo else f"the log here ends at {logs.here_end}"
+        at = f"they differ from offset {fork.offset} on" if fork.contradicts else short
         notes.append(f"everything up to {lmo} had been copied, but {at}: one of the two logs has lost its tail since")
     if fork.agreed_at is None and logs.here_start < logs.here_end:
         if logs.there_start >= logs.here_end:

@@ -193,7 +193,7 @@ class RebuildAttempt:
         return rebuild
 
     def _with_ranges(self, rebuild: Rebuild) -> Rebuild:
-        """Decide once what to archive, and record it: all records if the source topic was recreated."""
+        """Decide once what to archive, and record it."""
         if rebuild.ranges is not None:
             return rebuild
         record = self.record
@@ -207,13 +207,18 @@ class RebuildAttempt:
         return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
 
     def _ranges(self, rebuild: Rebuild) -> dict[int, tuple[tuple[int, int], ...]]:
-        """Return what the rebuilt topic will not hold; the last range of each partition ends where its log does."""
+        """Return what the rebuilt topic may not hold; the last range of each partition ends where its log does.
+
+        That is all if the source topic was recreated, or if the mirror keeps what its source deletes.
+        """
         client, record = self.destination.client, self.record
         found = client.metadata([record.topic]).topics[record.topic]
         here = _bounds(client, record.topic, len(found.partitions))
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
         is_same = self.there.printed_topic_id in (None, record.source_topic_id)
-        if is_same and rebuild.reason not in RESET_REASONS:
+        # what the source deletes from now on would be lost to a mirror that keeps it
+        follows = stored_settings(self.mirror.settings).follow_log_start
+        if is_same and rebuild.reason not in RESET_REASONS and follows:
             ranges = self._differing(here)
         return {p: (*((low, high) for low, high in mine[:-1] if low < high), mine[-1]) for p, mine in ranges.items()}
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.rights.acl_commands import grant_line
@@ -104,14 +105,35 @@ def explain(destination: Destination, request: VerifyRequest, watch: Watch = unw
 
 def _read_clusters(
     destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
-) -> tuple[ClusterSnapshot, ClusterSnapshot]:
+) -> tuple[ClusterSnapshot, ClusterSnapshot, Set[str]]:
+    """Return what both clusters say; also on which sides brokers are silent that may know more partitions."""
     with Prober(destination) as prober:
         names = [topic.topic for topic in topics]
         here, sources = prober.read(names, [(mirror, [topic.source_topic for topic in topics])])
     there = sources[mirror.name]
     if there.trouble is not None:
         raise there.trouble
-    return here, there
+    silent: set[str] = set()
+    if odd := [topic for topic in topics if _has_other_partitions(topic, here, there)]:
+        here = _known_to_any(destination.client, here, [topic.topic for topic in odd], "destination", silent)
+        with source_client(mirror.source, mirror.source_cluster_id) as source:
+            there = _known_to_any(source, there, [topic.source_topic for topic in odd], "source", silent)
+    return here, there, silent
+
+
+def _has_other_partitions(topic: TopicRecord, here: ClusterSnapshot, there: ClusterSnapshot) -> bool:
+    ours, theirs = here.topics.get(topic.topic), there.topics.get(topic.source_topic)
+    return ours is not None and theirs is not None and ours.partitions.keys() != theirs.partitions.keys()
+
+
+def _known_to_any(
+    client: ClusterClient, found: ClusterSnapshot, topics: Sequence[str], side: str, silent: set[str]
+) -> ClusterSnapshot:
+    """Add the partitions that any broker knows: one that lags behind does not know new ones."""
+    newest, without_answer = client.newest_metadata(topics)
+    silent |= {side} if without_answer else set()
+    known = {name: one for name, one in newest.topics.items() if one.topic_id == found.topics[name].topic_id}
+    return replace(found, topics={**found.topics, **known})
 
 
 def _subjects(
@@ -120,6 +142,7 @@ def _subjects(
     topics: Sequence[TopicRecord],
     here: ClusterSnapshot,
     there: ClusterSnapshot,
+    silent: Set[str],
     logins: Mapping[str, ClientConfig],
 ) -> tuple[list[VerifyRow], list[Subject]]:
     """Return rows for what cannot be compared, and subjects for what can."""
@@ -139,7 +162,7 @@ def _subjects(
                 f"its id was {topic.source_topic_id}, it is {theirs.printed_topic_id} now"
             )
         for partition in sorted({*ours.partitions, *theirs.partitions}):
-            found = _subject(topic, partition, records.get(partition), recreated, here, there)
+            found = _subject(topic, partition, records.get(partition), recreated, here, there, silent)
             if isinstance(found, Subject):
                 subjects.append(found)
             else:
@@ -190,6 +213,7 @@ def _subject(
     recreated: str | None,
     here: ClusterSnapshot,
     there: ClusterSnapshot,
+    silent: Set[str],
 ) -> Subject | VerifyRow:
     last_mirrored = record.last_mirrored_offset if record else None
 
@@ -209,6 +233,10 @@ def _subject(
     stopped = topic.desired is DesiredState.STOPPED
     source_offset, source_start = there.last_stable_offset.get(theirs), there.log_start_offset.get(theirs)
     log_end, log_start = here.high_watermark.get(ours), here.log_start_offset.get(ours)
+    for side, found, name in (("destination", here, topic.topic), ("source", there, topic.source_topic)):
+        if side in silent and partition not in found.topics[name].partitions:
+            what = f"could not be compared: whether the {side} has this partition is not certain"
+            return row(Outcome.TIMED_OUT, f"{what}: not all of its brokers answer", hint=again)
     if partition not in here.topics[topic.topic].partitions:
         lag = None if stopped or source_offset is None else source_offset - (source_start or 0)
         yet = "" if stopped else " yet"
@@ -226,7 +254,8 @@ def _subject(
     start = max(log_start, source_start)
     notes = (retention_note(source_start, log_start),) if source_start != log_start else ()
     lag = None if stopped else max(0, source_offset - log_end)
-    start = min(start, end)
+    # one that was stopped and ends before that has lost its tail, whatever the source still has
+    start = min(start, end, log_end)
     # a log that ends before the start of its source is either old or not aligned yet
     has_lower_start = log_start < start and (start < end or stopped)
     return Subject(
@@ -290,9 +319,9 @@ class _Run:
         """Read both clusters; return rows for what cannot be compared, and a plan for the rest."""
         mirror = self._mirror
         with self.step("look"), Meter(self._watch, f"reading both clusters of mirror {mirror.name}"):
-            here, there = _read_clusters(self._destination, mirror, self._topics)
+            here, there, silent = _read_clusters(self._destination, mirror, self._topics)
             logins = {"destination": self._destination.config, "source": client_config(mirror.source)}
-            rows, subjects = _subjects(self._state, mirror, self._topics, here, there, logins)
+            rows, subjects = _subjects(self._state, mirror, self._topics, here, there, silent, logins)
             self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
             return rows, self._plan([subject for subject in subjects if subject.has_work])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -52,6 +53,8 @@ _KINDS: dict[LinkKind, tuple[Side, tuple[Api, ...], int | None]] = {
     "destination": ("destination", (produce.API,), None),
     "fill": ("destination", (markers.API, list_offsets.API), 64 << 10),
 }
+#: The most buffers for reuse of all connections that read ahead.
+_SPARE_AHEAD = 32
 _PROBE_PAUSE = 0.5
 _PAUSE = 1.0
 #: How long known leaders are used to read log ends, before metadata is requested again.
@@ -80,6 +83,7 @@ class BackgroundRequests:
         self._post = post
         self._configs = {"source": source, "destination": destination}
         self._stream_bytes = stream_bytes
+        self._spare_ahead: deque[bytearray] = deque(maxlen=_SPARE_AHEAD)
         self._reads: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._writes: queue.SimpleQueue[BackgroundRequest | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -232,7 +236,8 @@ class BackgroundRequests:
         versions = tuple(connection.version_for(api) for api in apis)
         if buffer_bytes is None:
             connection.measure_round_trip(LONG_ROUND_TRIP)
-        return Stream(connection, buffer_bytes or self._stream_bytes), versions
+        spare = self._spare_ahead if kind == "ahead" else None
+        return Stream(connection, buffer_bytes or self._stream_bytes, spare), versions
 
     def forget_limits(self, node_id: int) -> None:
         """Have the settings of a destination broker read again by the next inspection."""

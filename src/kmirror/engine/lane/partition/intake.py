@@ -47,6 +47,10 @@ from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.errors import KmirrorError, Reason
 
+#: A partition whose unsent batches exceed this is not fetched until they are sent.
+QUEUE_BYTES = 1 << 20
+#: How much of what follows a gap is kept, and fetched at once, while others need the room.
+LITTLE_BYTES = 64 << 10
 _SPECIAL = LOG_APPEND_TIME | TRANSACTIONAL | CONTROL
 _HIGHEST_CODEC = 4
 #: The most bytes of a rebuilt batch, unless the stored one was larger.
@@ -106,6 +110,7 @@ class Intake:
         "_begins_at_gap",
         "_counts",
         "_filled_offsets",
+        "_little_until",
         "_producer_epoch",
         "_producer_id",
         "_source",
@@ -135,13 +140,25 @@ class Intake:
         #: The offset of the next batch to fetch, and the leader epoch of the one before.
         self.next_offset = 0
         self.leader_epoch: int | None = None
+        #: Up to where the queue was fetched before most of it was dropped for others.
+        self._little_until = 0
         #: True while the gap at the head is being filled and must not be extended.
         self.head_is_taken = False
+
+    @property
+    def holds_little(self) -> bool:
+        """True until it has come again as far as it was when most of its queue was dropped for others."""
+        return self.next_offset < self._little_until
+
+    @property
+    def has_room(self) -> bool:
+        """True while more may be queued."""
+        return not self.queue if self.holds_little else self.queued_bytes < QUEUE_BYTES
 
     def restart(self, offset: int, leader_epoch: int | None, filled_offsets: int, *, producer_is_known: bool) -> None:
         """Restart at an offset; the queue is empty."""
         self.next_offset, self.leader_epoch = offset, leader_epoch
-        self._filled_offsets = filled_offsets
+        self._filled_offsets, self._little_until = filled_offsets, 0
         self._begins_at_gap = not producer_is_known
 
     def take(self) -> GuardedBatch:
@@ -173,6 +190,28 @@ class Intake:
         self.queue.clear()
         self.queued_bytes = 0
         self.head_is_taken = False
+        return frames
+
+    def keep_little(self) -> list[Frame]:
+        """Drop most of what follows a gap at the head, to be fetched again, and copy the rest out of its frames.
+
+        Return these frames, once per reference; none if there is no gap at the head, or this was done before.
+        """
+        items, size, kept = list(self.queue), 0, 0
+        frames = [item.frame for item in items if isinstance(item, GuardedBatch) and item.frame.owner is not None]
+        if not frames or not isinstance(items[0], Gap):
+            return []
+        while kept < len(items) and size + _size(items[kept]) <= LITTLE_BYTES:
+            size += _size(items[kept])
+            kept += 1
+        if dropped := items[kept:]:
+            offsets = sum(item.next_offset - item.base_offset for item in dropped if isinstance(item, Gap))
+            self._filled_offsets = (self._filled_offsets - offsets) & SEQUENCE_MASK
+            self._little_until = max(self.next_offset, self._little_until)
+            self.next_offset, self.leader_epoch = items[kept - 1].next_offset, items[kept - 1].leader_epoch
+        self.queue.clear()
+        self.queue.extend(map(_apart, items[:kept]))
+        self.queued_bytes = size
         return frames
 
     def take_in(
@@ -341,6 +380,17 @@ class Intake:
     def _refuse(self, error: KmirrorError) -> Fail:
         message = f"{self._source} cannot be mirrored past offset {self.next_offset}: {error}"
         return Fail(error.reason or Reason.CORRUPT_BATCH, message, self.next_offset)
+
+
+def _size(item: GuardedBatch | Gap) -> int:
+    return len(item.data) if isinstance(item, GuardedBatch) else 0
+
+
+def _apart(item: GuardedBatch | Gap) -> GuardedBatch | Gap:
+    """Return a batch in memory of its own."""
+    if isinstance(item, Gap) or item.frame.owner is None:
+        return item
+    return item._replace(data=memoryview(bytearray(item.data)), frame=Frame(memoryview(b"")))
 
 
 def is_before(stored: memoryview, offset: int) -> bool:

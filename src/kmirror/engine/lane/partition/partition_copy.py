@@ -38,8 +38,6 @@ from kmirror.state.assignment import Assignment
 from kmirror.words import counted
 
 MAX_IN_FLIGHT = 5
-#: A partition whose unsent batches exceed this is not fetched until they are sent.
-QUEUE_BYTES = 1 << 20
 _HISTORY_LENGTH = 50
 
 
@@ -213,12 +211,8 @@ class PartitionCopy:
     @property
     def wants_records(self) -> bool:
         """True while fetching makes sense."""
-        return (
-            self.status is Status.COPYING
-            and self.intake.queued_bytes < QUEUE_BYTES
-            and self.blocked_by is None
-            and not self.is_to_be_trimmed
-        )
+        is_copying = self.status is Status.COPYING and not self.blocked_by and not self.is_to_be_trimmed
+        return is_copying and self.intake.has_room
 
     @property
     def is_to_be_trimmed(self) -> bool:
@@ -448,8 +442,7 @@ class PartitionCopy:
             self.interrupt(outcome, now)
 
     def _pause(self, trouble: Trouble, now: float) -> None:
-        failure = self.retry.pause(trouble, self.progress.acknowledged or 0, now)
-        if failure:
+        if failure := self.retry.pause(trouble, self.progress.acknowledged or 0, now):
             self.fail(failure, now)
         else:
             self.status = Status.WAITING
@@ -477,6 +470,13 @@ class PartitionCopy:
             self._release(frame)
         self.fill.drop()
         self.blocked_by = None
+
+    def keep_little(self) -> bool:
+        """Keep little of what follows a gap, because others need the room; return True if it was more."""
+        for frame in (frames := self.intake.keep_little()):
+            self.blocked_by = None  # what is fetched again shows it again
+            self._release(frame)
+        return bool(frames)
 
     def _release(self, frame: Frame) -> None:
         if frame.release():
