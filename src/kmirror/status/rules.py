@@ -426,6 +426,7 @@ def _row(one: _Partition, status: _Status, topic_state: TopicState, shared: _Top
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         is_reported=current is not None,
+        is_settled=is_stopped or _is_settled(one, status, time_lag_ms, facts),
         is_extra=is_extra,
         throttle_bytes_per_second=facts.limit,
         objective_ms=None if is_stopped else shared.objective_ms,
@@ -440,6 +441,17 @@ def _row(one: _Partition, status: _Status, topic_state: TopicState, shared: _Top
         offsets_to_archive=_offsets_to_archive(topic.rebuild, here.partition) if topic.rebuild else None,
         archive_log_end=_archive_log_end(topic.rebuild, here.partition, destination) if topic.rebuild else None,
     )
+
+
+def _is_settled(one: _Partition, status: _Status, time_lag_ms: int | None, facts: MirrorFacts) -> bool:
+    """Return whether the row is the same at any later time, as long as no record, row or look is another one."""
+    if time_lag_ms or status.reason in NOT_COPYING:
+        return False  # how long that has lasted is shown
+    if not one.is_reported or one.report is None:
+        # a lane's silence becomes a trouble
+        return facts.health.record is None or not facts.health.record.silent_lanes
+    # its lane reports the same again, later than what is recorded
+    return one.record is None or one.report.record.time_ms > one.record.state_time_ms
 
 
 def _offsets_to_archive(rebuild: Rebuild, partition: int) -> int | None:
