@@ -6,11 +6,12 @@ a scrape every minute each sample was one scrape old, a lag of 0 and an objectiv
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kmirror.errors import UnreachableError
+from kmirror.errors import Reason, UnreachableError
 from kmirror.ops.show.describe import Looked
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
@@ -28,6 +29,8 @@ class Clusters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.cpu_seconds, self.is_down = 1000.0, 0.0, False
         self.looked: list[list[str]] = []
+        #: What the sources answer with.
+        self.trouble: UnreachableError | None = None
         self.looks = OffsetLooks(lambda: self)  # type: ignore[arg-type,return-value]
         self._used = 0.0
         monkeypatch.setattr(offset_looks, "now", lambda: self.now)
@@ -62,7 +65,7 @@ class Clusters:
             raise UnreachableError("down", None)
         found = {name: (state.mirror(name), list(state.topics(name))) for name in self.looked[-1]}
         ends = ClusterSnapshot(NOW_MS)
-        return Looked(found, ends, dict.fromkeys(found, ends))  # type: ignore[arg-type]
+        return Looked(found, ends, dict.fromkeys(found, replace(ends, trouble=self.trouble)))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -117,3 +120,14 @@ def test_mirrors_that_are_gone_are_looked_at_no_more(clusters: Clusters) -> None
     assert clusters.looked == [["m"]]
     clusters.looks.ask(State.of([mirror_record("n")]))
     assert clusters.known("m") == [False]
+
+
+def test_looks_at_a_source_that_still_does_not_answer_are_equal(clusters: Clusters) -> None:
+    found = []
+    for why in ("down", "down", "gone"):
+        clusters.trouble = UnreachableError(why, "check it", Reason.SOURCE_UNREACHABLE)
+        clusters.ask(m=True, n=True)
+        found.append(clusters.looks.last("m"))
+        clusters.now += 15
+    assert found[0] == found[1] != found[2]
+    assert found[1] is not found[0], "each has its own time"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -23,6 +24,8 @@ from kmirror.errors import ExitCode, KmirrorError, UsageError
 
 #: Verbs that change nothing themselves, but are used for what their exit code says.
 _CODE_MATTERS = frozenset({"wait", "verify"})
+#: How seldom to search for cycles of objects, which are few: each search looks at what is known of all partitions.
+_COLLECTED_AFTER = (10_000, 20, 100)
 
 
 def main(arguments: Sequence[str], screen: Screen | None = None, *, kafka_action: str | None = None) -> int:
@@ -93,6 +96,7 @@ def entry_point() -> None:
 def run_process(run: Callable[[Sequence[str]], int], command: Callable[[], click.Command]) -> NoReturn:
     """Run this process's command line with `run` and exit, or answer a shell that completes `command`."""
     _open_missing_streams()
+    gc.set_threshold(*_COLLECTED_AFTER)
     if "PYTHONWARNINGS" in os.environ:
         # meant for other programs: with `error`, a library's warning would end a command
         warnings.simplefilter("ignore")

@@ -154,8 +154,8 @@ def is_reported(health: EngineHealth, report: ProgressRecord | None) -> bool:
     return report.lane in engine.lanes and report.lane not in (engine.silent_lanes or {})
 
 
-def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: int) -> tuple[Reason, str] | None:
-    """Return why engine or workers do not copy a partition; None if they do.
+def copy_trouble(health: EngineHealth, now_ms: int) -> tuple[Reason, str] | None:
+    """Return why engine or workers do not copy partitions that no live lane reports; None if it may be a moment's gap.
 
     A partition that has just moved to another lane, or whose lane has just been started, has no report for a moment:
     that counts only if a lane has been silent for longer, by the engine's clock.
@@ -163,8 +163,6 @@ def copy_trouble(health: EngineHealth, report: ProgressRecord | None, now_ms: in
     engine = health.record
     if health.reason is not None or engine is None:
         return health.reason or Reason.NO_ENGINE, health.message or ""
-    if is_reported(health, report):
-        return None
     if not engine.lanes:
         return Reason.NO_WORKERS, f"the engine {engine.name} has not started a worker for it yet"
     before_ms = engine.last_seen_ms - LANE_SILENCE_MS

@@ -5,8 +5,8 @@ A command reads both clusters; a running engine has the same from its lanes and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from kmirror.cluster.protocol.codes import Code
@@ -23,13 +23,13 @@ Offsets = Mapping[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """What one cluster returned at `time_ms`, or the `trouble` with it.
+    """What one cluster returned at `time_ms`, or the `trouble` with it; equal to what it returned at another time.
 
     A partition missing from a mapping has no leader now, or may not be described. `last_stable_offset` is read from
     sources. A destination ends at its `high_watermark`: records after it may still be lost with their leader.
     """
 
-    time_ms: int
+    time_ms: int = field(compare=False)
     topics: Mapping[str, TopicMetadata] = field(default_factory=dict)
     log_start_offset: Offsets = field(default_factory=dict)
     last_stable_offset: Offsets = field(default_factory=dict)
@@ -39,6 +39,22 @@ class ClusterSnapshot:
     #: When a partition's ends were read, if not at `time_ms`.
     seen_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     trouble: KmirrorError | None = None
+
+    def of_topics(self, names: Collection[str]) -> ClusterSnapshot:
+        """Return what it says of these topics."""
+
+        def kept(found: Offsets) -> Offsets:
+            return {at: found[at] for at in partitions if at in found}
+
+        topics = {name: self.topics[name] for name in names if name in self.topics}
+        partitions = [TopicPartition(name, index) for name, one in topics.items() for index in one.partitions]
+        return replace(
+            self,
+            topics=topics,
+            log_start_offset=kept(self.log_start_offset),
+            last_stable_offset=kept(self.last_stable_offset),
+            high_watermark=kept(self.high_watermark),
+        )
 
     def partitions_of(self, topic: str, topic_id: str | None) -> frozenset[int] | None:
         """Return the partitions of a topic; None if they are unknown, as those of another topic of its name."""

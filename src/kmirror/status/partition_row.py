@@ -238,6 +238,8 @@ class PartitionRow:
     lag_as_of_ms: int | None = None
     #: Whether a live lane of the engine in charge reports on the partition.
     is_reported: bool = True
+    #: False if time alone may change what is said of it, besides the age of the engine's heartbeat.
+    is_settled: bool = False
     #: True if only the destination has the partition: nothing is copied to it.
     is_extra: bool = False
     #: The mirror's topics that its other topics wait for now.

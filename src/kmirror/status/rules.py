@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from kmirror.cluster.protocol.codes import Code
@@ -37,7 +38,7 @@ from kmirror.status.engine_health import EngineHealth, copy_trouble, engine_heal
 from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.mirror_status import MirrorStatus, objectives_of, throttle_of
 from kmirror.status.next_steps import failure_text, refused_text
-from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of, time_lag
+from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of
 from kmirror.status.partition_row import PartitionRow, kept_offsets
 from kmirror.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.status.topic_status import TopicStatus
@@ -58,7 +59,7 @@ class _Status(NamedTuple):
     message: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MirrorFacts:
     """What the topics of a mirror share; `is_promoted`: a promote of some of them is at work."""
 
@@ -69,6 +70,58 @@ class MirrorFacts:
     limit: int | None
     now_ms: int
     objectives: Objectives
+
+    @cached_property
+    def source_trouble(self) -> SourceTrouble:
+        """The kind of trouble in the source's snapshot."""
+        return source_trouble(self.source)
+
+    @cached_property
+    def has_link_trouble(self) -> bool:
+        """Whether the source may be refusing or not answering, here or its engine."""
+        engine = self.health.record
+        is_well = self.source_trouble in (SourceTrouble.NONE, SourceTrouble.NOT_ASKED)
+        return not is_well or (engine is not None and engine.source_reason is not None)
+
+    @cached_property
+    def copy_trouble(self) -> tuple[Reason, str] | None:
+        """Why partitions that no live lane reports are not copied."""
+        return copy_trouble(self.health, self.now_ms)
+
+    @cached_property
+    def first_topics(self) -> tuple[str, ...]:
+        """The topics that the engine copies first."""
+        engine = self.health.record
+        return (engine.first_topics if engine is not None and self.health.reason is None else None) or ()
+
+
+class _Topic(NamedTuple):
+    """What the partitions of a topic share: its record, and by the snapshots whether it is gone at either end."""
+
+    record: TopicRecord
+    facts: MirrorFacts
+    is_gone: bool
+    source_reason: Reason | None
+    source_message: str | None
+    objective_ms: int | None
+
+    @classmethod
+    def of(cls, record: TopicRecord, facts: MirrorFacts) -> _Topic:
+        """Return it for a topic of a mirror."""
+        gone = is_gone(record, facts.destination.topics.get(record.topic))
+        return cls(
+            record, facts, gone, *_source_topic_trouble(record, facts.source), facts.objectives.of(record.source_topic)
+        )
+
+
+class _Partition(NamedTuple):
+    """What is known of a partition; `is_reported`: its last report is from a live lane of the engine in charge."""
+
+    here: TopicPartition
+    record: PartitionRecord | None
+    report: Report | None
+    is_reported: bool
+    beside: UnmirroredPartition | None
 
 
 def mirror_status(
@@ -109,36 +162,20 @@ def topic_status(
     if topic.pending_operation == PENDING_PROMOTE and not facts.is_promoted:
         topic = replace(topic, pending_operation=None)  # the promote waiting for it is gone
     count = max([1, topic.partitions, *(partition + 1 for partition in records)])
-    engine = facts.health.record
-    lacking = (engine.lacking or {}).get(topic.topic) if engine is not None else None
+    health, shared = facts.health, _Topic.of(topic, facts)
+    lacking = (health.record.lacking or {}).get(topic.topic) if health.record is not None else None
     unmirrored = unmirrored_partitions(topic, count, lacking, facts.destination, facts.source)
-    of_topic = {
-        partition: report
-        for partition in range(count)
-        if (report := reports.get(TopicPartition(topic.topic, partition))) is not None
-    }
-    statuses: dict[int, _Status] = {}
+    found: list[tuple[_Partition, _Status]] = []
     for partition in (*range(count), *unmirrored):
-        record, report = records.get(partition), of_topic.get(partition)
-        status = _status_of(topic, record, report, facts.destination)
-        status = _with_cause(status, topic, record, report, facts)
-        statuses[partition] = _as_unmirrored(status, unmirrored.get(partition))
-    own = [(one.state, one.reason) for p, one in statuses.items() if p < count or not unmirrored[p].is_extra]
-    state = topic_state_of(topic, own, records, source_trouble(facts.source))
-    rows = [
-        _row(
-            topic,
-            TopicPartition(topic.topic, partition),
-            status,
-            state,
-            records.get(partition),
-            of_topic.get(partition),
-            unmirrored.get(partition),
-            facts,
-        )
-        for partition, status in statuses.items()
-    ]
-    return TopicStatus.of(rows, is_wanted=topic.is_copied)
+        here = TopicPartition(topic.topic, partition)
+        report = reports.get(here) if partition < count else None
+        live = report is not None and is_reported(health, report.record)
+        one = _Partition(here, records.get(partition), report, live, unmirrored.get(partition))
+        status = _with_cause(_status_of(one, shared), one, shared)
+        found.append((one, _as_unmirrored(status, one.beside)))
+    own = [(status.state, status.reason) for one, status in found if one.beside is None or not one.beside.is_extra]
+    state = topic_state_of(topic, own, records, facts.source_trouble)
+    return TopicStatus.of([_row(one, status, state, shared) for one, status in found], is_wanted=topic.is_copied)
 
 
 def source_trouble(source: ClusterSnapshot | None) -> SourceTrouble:
@@ -161,24 +198,24 @@ def _as_unmirrored(status: _Status, beside: UnmirroredPartition | None) -> _Stat
     return status._replace(reason=beside.reason, message=beside.message)
 
 
-def _status_of(
-    topic: TopicRecord, record: PartitionRecord | None, report: Report | None, destination: ClusterSnapshot
-) -> _Status:
+def _status_of(one: _Partition, shared: _Topic) -> _Status:
     """Return a partition's status by record and report, unless the destination's snapshot disproves them."""
-    if record is not None and (report is None or report.time_ms <= record.state_time_ms):
+    topic, record, report = shared.record, one.record, one.report
+    if record is not None and (report is None or report.record.time_ms <= record.state_time_ms):
         status = _Status(record.state, record.state_time_ms, record.reason, record.message)
     elif report is not None:
-        since_ms = record.state_time_ms if record is not None and record.state is report.row.state else None
-        if since_ms is None and report.row.state is PartitionState.FAILED:
+        row = report.row
+        since_ms = record.state_time_ms if record is not None and record.state is row.state else None
+        if since_ms is None and row.state is PartitionState.FAILED:
             since_ms = report.time_ms  # the engine has not recorded it yet
-        status = _Status(report.row.state, since_ms, report.row.reason, report.row.message)
+        status = _Status(row.state, since_ms, row.reason, row.message)
     else:
         status = _Status(PartitionState.LOG_ALIGNMENT, None, None, None)
     # STOPPED is final: a lane's late report does not change it
     if record is not None and record.state is PartitionState.STOPPED:
         return _Status(record.state, record.state_time_ms, record.reason, record.message)
-    if topic.desired is not DesiredState.STOPPED and is_gone(topic, destination.topics.get(topic.topic)):
-        found = destination.topics[topic.topic].printed_topic_id
+    if shared.is_gone and topic.desired is not DesiredState.STOPPED:
+        found = shared.facts.destination.topics[topic.topic].printed_topic_id
         now_there = f"topic {found} now has its name" if found else "no topic has its name now"
         is_known = (status.state, status.reason) == (PartitionState.FAILED, Reason.DESTINATION_TOPIC_DELETED)
         return _Status(
@@ -190,22 +227,17 @@ def _status_of(
     return status
 
 
-def _with_cause(
-    status: _Status,
-    topic: TopicRecord,
-    record: PartitionRecord | None,
-    report: Report | None,
-    shared: MirrorFacts,
-) -> _Status:
+def _with_cause(status: _Status, one: _Partition, shared: _Topic) -> _Status:
     """Return the status with the state that operators asked for, and a reason wherever nothing is copied."""
-    health, source = shared.health, shared.source
+    topic, facts, record, report = shared.record, shared.facts, one.record, one.report
+    health = facts.health
     if status.state is PartitionState.STOPPED:
         return status
     if topic.pending_operation == PENDING_STOP:
         text = "it is being stopped; if that command was interrupted, run it again to finish"
         return _Status(PartitionState.STOPPING, status.since_ms, topic.stop_reason, text)
     if topic.rebuild is not None:
-        return _being_rebuilt(topic.rebuild, shared.destination)
+        return _being_rebuilt(topic.rebuild, facts.destination)
     if status.state is PartitionState.FAILED:
         text = failure_text(status.message, status.since_ms, status.reason, topic)
         return status._replace(message=text)
@@ -219,25 +251,25 @@ def _with_cause(
         return _Status(state, status.since_ms, Reason.PAUSED_BY_OPERATOR, "paused; `kmirror resume` continues")
     if topic.pending_operation == PENDING_ADD:
         return status._replace(message="`kmirror add` was interrupted; run the same command again to finish")
-    trouble = copy_trouble(health, report.record if report else None, shared.now_ms)
-    if trouble is not None:
+    if not one.is_reported and (trouble := facts.copy_trouble) is not None:
         return status._replace(reason=trouble[0], message=trouble[1])
-    link = _link_status(status, source, topic.mirror) or _engine_link_status(status, report, health, topic.mirror)
-    if link is not None or status.reason is not None:
-        return link or status
-    reason, message = _source_topic_trouble(topic, source)
+    if status.reason is not None or facts.has_link_trouble:
+        link = _link_status(status, facts, topic.mirror) or _engine_link_status(status, report, health, topic.mirror)
+        if link is not None or status.reason is not None:
+            return link or status
+    reason, message = shared.source_reason, shared.source_message
     if reason is None and report is not None:
         reason, message = report.row.reason, report.row.message
     return status if (reason, message) == (None, status.message) else status._replace(reason=reason, message=message)
 
 
-def _link_status(status: _Status, source: ClusterSnapshot | None, mirror: str) -> _Status | None:
+def _link_status(status: _Status, facts: MirrorFacts, mirror: str) -> _Status | None:
     """Return the status of a link that is refused or down: as the engine reports it, with its time, or by the snapshot.
 
     A refusal of either counts for more than a source that does not answer the other.
     """
-    seen = source_trouble(source)
-    trouble = source.trouble if source is not None else None
+    seen = facts.source_trouble
+    trouble = facts.source.trouble if facts.source is not None else None
     if status.reason in LINK_REFUSED:
         return status._replace(message=refused_text(status.message, status.reason, mirror))
     if seen is SourceTrouble.REFUSED and trouble is not None:
@@ -321,51 +353,48 @@ def _with_kept(status: _Status, kept: int | None, *, source_answers: bool) -> st
     return f"{status.message}; {note}" if status.message else note
 
 
-def _row(
-    topic: TopicRecord,
-    here: TopicPartition,
-    status: _Status,
-    topic_state: TopicState,
-    record: PartitionRecord | None,
-    report: Report | None,
-    beside: UnmirroredPartition | None,
-    shared: MirrorFacts,
-) -> PartitionRow:
-    destination, source, health, now_ms = shared.destination, shared.source, shared.health, shared.now_ms
+def _row(one: _Partition, status: _Status, topic_state: TopicState, shared: _Topic) -> PartitionRow:
+    topic, facts, here, record, report = shared.record, shared.facts, one.here, one.record, one.report
+    destination, source, health, beside = facts.destination, facts.source, facts.health, one.beside
+    last = None if report is None else report.row
+    current = last if one.is_reported else None
+    is_stopped, is_extra = status.state is PartitionState.STOPPED, beside is not None and beside.is_extra
     there = here if topic.source_topic == topic.topic else TopicPartition(topic.source_topic, here.partition)
     # an ordinary topic may have taken the name of a stopped one
-    is_other = status.state is PartitionState.STOPPED and is_gone(topic, destination.topics.get(topic.topic))
-    gone = status.reason is Reason.DESTINATION_TOPIC_DELETED or is_other
+    gone = status.reason is Reason.DESTINATION_TOPIC_DELETED or (is_stopped and shared.is_gone)
     destination_offset = None if gone else destination.high_watermark.get(here)
-    answers = source is not None and there in source.last_stable_offset
+    starts_here = None if gone else destination.log_start_offset.get(here)
+    source_offset = None if source is None else source.last_stable_offset.get(there)
+    answers = source_offset is not None
     if source is not None and answers:
-        source_offset: int | None = source.last_stable_offset[there]
         high_watermark, log_start = source.high_watermark.get(there), source.log_start_offset.get(there)
         as_of_ms: int | None = source.seen_ms.get(there, source.time_ms)
+    elif report is not None:
+        source_offset, high_watermark = report.row.source_offset, report.row.source_high_watermark
+        log_start, as_of_ms = report.row.source_log_start, report.as_of_ms
     else:
-        last = report.row if report else None
-        source_offset = last.source_offset if last else None
-        high_watermark = last.source_high_watermark if last else None
-        log_start = last.source_log_start if last else None
-        as_of_ms = report.as_of_ms if report else None
-    lag, is_extra = None, beside is not None and beside.is_extra
-    is_stopped = status.state is PartitionState.STOPPED
+        high_watermark = log_start = as_of_ms = None
+    lag = None
     if is_extra:
         lag = 0
     elif answers and not is_stopped:
         # a partition that nobody copies, or whose mirror topic is gone or will be, is behind by its whole log
         is_lacking = topic.rebuild is not None or ((beside is not None or gone) and destination_offset is None)
-        starts_there = log_start if log_start is not None or report is None else report.row.source_log_start
-        copied = (starts_there or 0) if is_lacking else destination_offset
-        lag = _difference(source_offset, copied)
-    last_known_lag = lag if lag is not None else _reported_lag(report)
+        starts_there = log_start if log_start is not None or last is None else last.source_log_start
+        lag = _difference(source_offset, (starts_there or 0) if is_lacking else destination_offset)
+    last_known_lag = lag
+    if lag is None and last is not None:
+        last_known_lag = _difference(last.source_offset, last.destination_offset)
     if status.reason in HISTORY_REASONS and not is_extra and topic.rebuild is None:
         # what makes the copy long enough need not be the source's
         lag, last_known_lag = lag or None, last_known_lag or None
-    starts_here = None if gone else destination.log_start_offset.get(here)
+    time_lag_ms = lag
+    if lag:
+        time_lag_ms = None if report is None else report.time_lag(lag, facts.now_ms)
     kept = kept_offsets(log_start, starts_here, destination_offset)
-    current = report.row if report and is_reported(health, report.record) else None
-    here_ms, engine = destination.seen_ms.get(here, destination.time_ms), health.record
+    lag_as_of_ms = None
+    if lag is not None and as_of_ms is not None:
+        lag_as_of_ms = min(as_of_ms, destination.seen_ms.get(here, destination.time_ms))
     return PartitionRow(
         mirror=topic.mirror,
         topic=topic.topic,
@@ -374,13 +403,13 @@ def _row(
         destination_offset=destination_offset,
         lag=lag,
         state=status.state,
-        retry_attempt=(report.row.retry_attempt if report else 0) or (record.retry_attempt if record else 0),
-        error_message=_with_kept(status, kept, source_answers=answers),
+        retry_attempt=(last.retry_attempt if last else 0) or (record.retry_attempt if record else 0),
+        error_message=_with_kept(status, kept, source_answers=answers) if kept else status.message,
         source_topic=topic.source_topic,
         topic_state=topic_state,
         reason=status.reason,
         state_time_ms=status.since_ms,
-        time_lag_ms=report.time_lag(lag, now_ms) if report else time_lag(lag, None, None, now_ms, now_ms),
+        time_lag_ms=time_lag_ms,
         last_known_lag=last_known_lag,
         source_log_start=log_start,
         destination_log_start=starts_here,
@@ -392,15 +421,16 @@ def _row(
         rebuilt_at_ms=topic.rebuilt_at_ms,
         archive=topic.archive,
         as_of_ms=as_of_ms,
-        lag_as_of_ms=None if lag is None or as_of_ms is None else min(as_of_ms, here_ms),
+        lag_as_of_ms=lag_as_of_ms,
         engine=health.name,
         engine_last_seen_ms=health.last_seen_ms,
         engine_age_ms=health.age_ms,
         is_reported=current is not None,
+        is_settled=is_stopped or _is_settled(one, status, time_lag_ms, facts),
         is_extra=is_extra,
-        throttle_bytes_per_second=shared.limit,
-        objective_ms=None if is_stopped else shared.objectives.of(topic.source_topic),
-        first_topics=(engine.first_topics if engine and health.reason is None else None) or (),
+        throttle_bytes_per_second=facts.limit,
+        objective_ms=None if is_stopped else shared.objective_ms,
+        first_topics=facts.first_topics,
         bytes_per_second=int(current.bytes_per_second) if current else None,
         records_per_second=current.offsets_per_second if current else None,
         source_records_per_second=current.records_per_second if current else None,
@@ -411,6 +441,17 @@ def _row(
         offsets_to_archive=_offsets_to_archive(topic.rebuild, here.partition) if topic.rebuild else None,
         archive_log_end=_archive_log_end(topic.rebuild, here.partition, destination) if topic.rebuild else None,
     )
+
+
+def _is_settled(one: _Partition, status: _Status, time_lag_ms: int | None, facts: MirrorFacts) -> bool:
+    """Return whether the row is the same at any later time, as long as no record, row or look is another one."""
+    if time_lag_ms or status.reason in NOT_COPYING:
+        return False  # how long that has lasted is shown
+    if not one.is_reported or one.report is None:
+        # a lane's silence becomes a trouble
+        return facts.health.record is None or not facts.health.record.silent_lanes
+    # its lane reports the same again, later than what is recorded
+    return one.record is None or one.report.record.time_ms > one.record.state_time_ms
 
 
 def _offsets_to_archive(rebuild: Rebuild, partition: int) -> int | None:
@@ -427,10 +468,6 @@ def _worker_of(health: EngineHealth, report: ProgressRecord) -> str:
     """Return where a lane runs: host and executor if Spark's driver knows them, else the host."""
     places = (health.record.places if health.record else None) or {}
     return places.get(report.lane, report.host)
-
-
-def _reported_lag(report: Report | None) -> int | None:
-    return _difference(report.row.source_offset, report.row.destination_offset) if report else None
 
 
 def _difference(source_offset: int | None, destination_offset: int | None) -> int | None:

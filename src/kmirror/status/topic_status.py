@@ -71,7 +71,7 @@ def shown_lag(lag: int | None, unknown_lags: int) -> str | None:
 
 def totals(rows: Iterable[PartitionRow]) -> Totals:
     """Sum up these partitions."""
-    wanted = [row for row in rows if not row.is_stopped]
+    wanted = [row for row in rows if row.state is not PartitionState.STOPPED]
     lags = [row.lag for row in wanted if row.lag is not None]
     rates = [row.bytes_per_second for row in wanted if row.bytes_per_second is not None]
     time_lags = [row.time_lag_ms for row in wanted if row.time_lag_ms is not None]

@@ -30,7 +30,7 @@ def exposition(run: ServedStatus, accept: str) -> tuple[bytes, str]:
     _, content_type = choose_encoder(accept)
     is_openmetrics = content_type.startswith(_OPENMETRICS)
     lines = [line for metric in RUN_METRICS for line in _lines(metric, [("", metric.samples(run))], is_openmetrics)]
-    mirrors = [(_labels(("cluster", one.cluster or ""), ("mirror", one.name)), one) for one in run.current_mirrors]
+    mirrors = [(_labels(("cluster", "mirror"), (one.cluster or "", one.name)), one) for one in run.current_mirrors]
     for of_mirror in METRICS if mirrors else ():
         values = [(labels, of_mirror.samples(one)) for labels, one in mirrors]
         lines += _lines(of_mirror, values, is_openmetrics)
@@ -47,7 +47,7 @@ def _lines(metric: Metric[Any], values: Iterable[tuple[str, Iterable[Value]]], i
     yield f"# TYPE {family} {metric.kind}"
     for given, found in values:
         for names, value in found:
-            own = _labels(*zip(metric.labels, names, strict=True))
+            own = _labels(metric.labels, names)
             labels = f"{given},{own}" if given and own else given or own
             if isinstance(value, Latencies):
                 yield from _histogram(name, labels, value)
@@ -62,10 +62,7 @@ def _histogram(name: str, labels: str, value: Latencies) -> Iterator[str]:
     yield f"{name}_sum{{{labels}}} {value.seconds!r}"
 
 
-def _labels(*labels: tuple[str, str]) -> str:
-    return ",".join(_label(name, value) for name, value in labels if value or name != "cluster")
-
-
 @lru_cache(maxsize=65536)
-def _label(name: str, value: str) -> str:
-    return f'{name}="{visible_lines(value).translate(_ESCAPES)}"'
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    labels = (pair for pair in zip(names, values, strict=True) if pair[1] or pair[0] != "cluster")
+    return ",".join(f'{name}="{visible_lines(value).translate(_ESCAPES)}"' for name, value in labels)

@@ -3,7 +3,8 @@
 Deriving the status of thousands of partitions takes work, and a browser asks every two seconds. A mirror about which
 nothing new is stored or reported, and none of whose lags grows older, is the same but for the time of its engine's
 heartbeat. What changes all the time, as lags of busy partitions do, is derived as often as a small part of a core
-allows, and at least every thirty seconds. Where one mirror alone is asked for, no other is derived.
+allows, and at least every thirty seconds: so is what a look found at the clusters of a mirror whose engine reports all
+of it. Where one mirror alone is asked for, no other is derived.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ SHARE, LONGEST_PAUSE_SECONDS = 0.005, 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Derived:
-    """A mirror as it was derived, and what it was derived from: what is stored of it, and what lanes reported."""
+    """A mirror as it was derived, and from what: what is stored of it, a look at its clusters, what lanes reported."""
 
     mirror: ServedMirror
     at: float
     stored: tuple[object, ...]
+    look: OffsetLook | None
     reported: tuple[object, ...]
 
 
@@ -97,18 +99,26 @@ class MirrorCache:
             record,
             topics,
             tuple(state.partitions(record.name, topic.topic) for topic in topics),
-            look,
             (health.reason, health.problem, is_here, promote is not None and promote.is_alive(time_ms)),
             None if engine is None else replace(engine, last_seen_ms=0),
             state.unreadable(record.name),
         )
         reported = tuple(
-            (report.run, report.rows, report.pages, report.path_connections, tuple(pages.items()))
+            (
+                report.run,
+                report.rows,
+                report.pages,
+                report.path_connections,
+                report.seen_within_ms,
+                tuple(pages.values()),
+            )
             for report, pages in state.lanes(record.name)
         )
         if known is not None and not exact and known.stored == stored:
-            is_same = known.reported == reported and known.mirror.is_settled
-            if is_same or not may_refresh:
-                return replace(known, mirror=known.mirror.later(state, health, time_ms))
+            is_looked_at, is_same = known.look == look, known.reported == reported and known.mirror.is_settled
+            may_wait = is_looked_at or known.mirror.is_reported
+            if (is_looked_at and is_same) or (may_wait and not may_refresh):
+                kept = look if is_looked_at else known.look
+                return replace(known, mirror=known.mirror.later(state, health, time_ms), look=kept)
         mirror = stored_mirror(self._cluster, state, record, look, health, time_ms, is_here=is_here)
-        return _Derived(mirror, now(), stored, reported)
+        return _Derived(mirror, now(), stored, look, reported)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -20,7 +20,7 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
 from kmirror.ops.show.cluster_view import Prober
-from kmirror.ops.show.describe import look_at
+from kmirror.ops.show.describe import Looked, look_at
 from kmirror.ops.show.open_transactions import open_transactions
 from kmirror.state.snapshot import State
 from kmirror.status.observed import ClusterSnapshot
@@ -123,8 +123,10 @@ class OffsetLooks:
             # also what other threads used meanwhile, so it is rather too much
             pause = (time.process_time() - used) / _SHARE
             for name, (_, owned) in looked.mirrors.items():
+                archives = [topic.rebuild.archive for topic in owned if topic.rebuild is not None]
+                here = looked.destination.of_topics([*(topic.topic for topic in owned), *archives])
                 owned_topics = {topic.topic: topic for topic in owned}
-                look = OffsetLook(looked.destination, looked.sources.get(name), owned_topics, opened.get(name, {}))
+                look = OffsetLook(here, self._source_of(name, looked), owned_topics, opened.get(name, {}))
                 soon = min(max(_PAUSE_SECONDS, pause), _MOST_PAUSE_SECONDS)
                 self._taken[name] = _Taken(look, at, at + soon, at + max(_LONG_PAUSE_SECONDS, pause))
             self.as_of_ms = as_of_ms
@@ -137,6 +139,15 @@ class OffsetLooks:
                 self._thread = None
                 if self._closed:
                     self._disconnect()
+
+    def _source_of(self, mirror: str, looked: Looked) -> ClusterSnapshot | None:
+        """Return the snapshot of a source; trouble that is no other than at the last look is the same."""
+        found, before = looked.sources.get(mirror), self._taken.get(mirror)
+        known = before.look.source if before is not None else None
+        if found is None or known is None or found.trouble is None or known.trouble is None:
+            return found
+        is_same = type(found.trouble) is type(known.trouble) and found.trouble.args == known.trouble.args
+        return replace(found, trouble=known.trouble) if is_same else found
 
     def _standing_still(self, mirror: str, source: ClusterSnapshot) -> list[TopicPartition]:
         """Return the partitions of a source with records that are not committed, and the same last look."""

@@ -74,6 +74,8 @@ class ServedMirror:
     snapshot: MirrorSnapshot | None = None
     #: Whether its engine runs on this host; None without one.
     engine_is_here: bool | None = None
+    #: Whether time alone changes no end of a log that is known.
+    are_ends_settled: bool = False
 
     @property
     def topics(self) -> tuple[TopicStatus, ...]:
@@ -102,8 +104,8 @@ class ServedMirror:
 
     @cached_property
     def is_settled(self) -> bool:
-        """Whether time alone changes nothing: no lag that is known grows older."""
-        return all(row.time_lag_ms in (0, None) or row.is_stopped for row in self.partitions)
+        """Whether time alone changes nothing but the age of the engine's heartbeat."""
+        return self.are_ends_settled and all(row.is_settled for row in self.partitions)
 
     @cached_property
     def failed(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
+from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.status.health import KNOWN_SECONDS
 from kmirror.ops.show.describe import naming_transactions
 from kmirror.ops.show.open_transactions import OpenTransaction
@@ -48,24 +48,18 @@ def stored_mirror(
 ) -> ServedMirror:
     """Return a mirror as it is stored; its engine's health is that at the time `time_ms`."""
     topics, reports = state.topics(record.name), reports_of(state, record.name)
-    here, there = _known_ends(topics, _current(reports, health), health, look, time_ms)
+    here, there, are_settled = _known_ends(topics, reports, health, look, time_ms)
     status = mirror_status(state, record, topics, here, there, time_ms, health=health, reports=reports)
     if look is not None:
         # one that has ended since does not begin where the source's log is stable now
         stable = there.last_stable_offset
         opened = {at: one for at, one in look.transactions.items() if stable.get(at) == one.start_offset}
         status = naming_transactions(status, opened, time_ms)
+        are_settled = are_settled and not look.transactions
     missing = missing_of(status)
     settings = stored_settings(record.settings)
     is_here = is_here if health.name is not None else None
-    return ServedMirror(record.name, cluster, time_ms, state, settings, status, missing, None, is_here)
-
-
-def _current(reports: Mapping[TopicPartition, Report], health: EngineHealth) -> dict[TopicPartition, Report]:
-    """Return those of the last reports that are by lanes of a live engine."""
-    if health.reason is not None:
-        return {}
-    return {at: report for at, report in reports.items() if is_reported(health, report.record)}
+    return ServedMirror(record.name, cluster, time_ms, state, settings, status, missing, None, is_here, are_settled)
 
 
 def _known_ends(
@@ -74,8 +68,11 @@ def _known_ends(
     health: EngineHealth,
     look: OffsetLook | None,
     time_ms: int,
-) -> tuple[ClusterSnapshot, ClusterSnapshot]:
-    """Return the newest snapshots of destination and source; what is newer, a report or the look, counts."""
+) -> tuple[ClusterSnapshot, ClusterSnapshot, bool]:
+    """Return the newest snapshots of destination and source, and whether time alone changes neither.
+
+    What is newer counts, the look or a report by a lane of a live engine.
+    """
     here = _still_true(look.destination, look, topics, of_source=False) if look else ClusterSnapshot(time_ms)
     there = _still_true(look.source, look, topics, of_source=True) if look and look.source else ClusterSnapshot(time_ms)
     ends, here_ms = dict(here.high_watermark), dict(here.seen_ms)
@@ -85,18 +82,27 @@ def _known_ends(
         dict(there.high_watermark),
     )
     there_ms = dict(there.seen_ms)
-    sources = {topic.topic: topic.source_topic for topic in topics}
-    answers_lanes = False
+    renamed = {topic.topic: topic.source_topic for topic in topics if topic.source_topic != topic.topic}
+    answers_lanes, are_settled = False, True
+    lane, is_live = None, False
     for at, report in reports.items():
-        row = report.row
-        at_source = TopicPartition(sources.get(at.topic, at.topic), at.partition)
-        if row.destination_offset is not None and _is_newer(report.time_ms, at, ends, here):
-            ends[at], here_ms[at] = row.destination_offset, report.time_ms
-        is_known = report.time_ms - report.as_of_ms <= _KNOWN_MS
-        answers_lanes |= is_known and row.source_offset is not None
-        if row.source_offset is None or not is_known or not _is_newer(report.as_of_ms, at_source, stable, there):
+        record, row = report.record, report.row
+        if record is not lane:
+            lane, is_live = record, is_reported(health, record)
+        if not is_live:
             continue
-        stable[at_source], there_ms[at_source] = row.source_offset, report.as_of_ms
+        at_source = TopicPartition(renamed[at.topic], at.partition) if at.topic in renamed else at
+        reported_ms, as_of_ms = record.time_ms, record.as_of_ms(row)
+        if row.source_seen_ms is not None or (look is not None and reported_ms < here.time_ms):
+            are_settled = False
+        if row.destination_offset is not None and (at not in ends or reported_ms >= here.time_ms):
+            ends[at], here_ms[at] = row.destination_offset, reported_ms
+        if row.source_offset is None or reported_ms - as_of_ms > _KNOWN_MS:
+            continue
+        answers_lanes = True
+        if at_source in stable and as_of_ms < there.time_ms:
+            continue
+        stable[at_source], there_ms[at_source] = row.source_offset, as_of_ms
         if row.source_log_start is not None:
             starts[at_source] = row.source_log_start
         if row.source_high_watermark is not None:
@@ -114,11 +120,8 @@ def _known_ends(
             seen_ms=there_ms,
             trouble=trouble,
         ),
+        are_settled,
     )
-
-
-def _is_newer(seen_ms: int, at: TopicPartition, known: Mapping[TopicPartition, int], snapshot: ClusterSnapshot) -> bool:
-    return at not in known or seen_ms >= snapshot.seen_ms.get(at, snapshot.time_ms)
 
 
 def _still_true(
@@ -126,20 +129,7 @@ def _still_true(
 ) -> ClusterSnapshot:
     """Return a snapshot without what it says of topics that were changed since."""
     same = {topic.source_topic if of_source else topic.topic for topic in topics if _is_same(look, topic)}
-    if len(same) == len(look.topics):
-        return snapshot
-
-    def kept(found: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {at: value for at, value in found.items() if at.topic in same}
-
-    metadata: dict[str, TopicMetadata] = {name: one for name, one in snapshot.topics.items() if name in same}
-    return replace(
-        snapshot,
-        topics=metadata,
-        log_start_offset=kept(snapshot.log_start_offset),
-        last_stable_offset=kept(snapshot.last_stable_offset),
-        high_watermark=kept(snapshot.high_watermark),
-    )
+    return snapshot if len(same) == len(look.topics) else snapshot.of_topics(same)
 
 
 def _is_same(look: OffsetLook, topic: TopicRecord) -> bool:

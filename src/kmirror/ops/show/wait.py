@@ -61,6 +61,9 @@ _PAUSE_S = 0.5
 _MOST_NAMED = 10
 #: What does not catch up by itself.
 _FINAL = (PartitionState.FAILED, PartitionState.STOPPED)
+#: The states of healthy topics, and the reasons that such partitions may have.
+_WELL = (TopicState.ACTIVE, TopicState.PAUSED)
+_NO_TROUBLE = (None, Reason.PAUSED_BY_OPERATOR, Reason.OPEN_TRANSACTION)
 
 
 class Condition(StrEnum):
@@ -309,7 +312,7 @@ def progress(condition: Condition, rows: Sequence[PartitionRow], targets: Target
 
 def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str | None:
     """Return what is missing for a partition, None if nothing is."""
-    target = targets.get(TopicPartition(row.topic, row.partition))
+    target = targets.get(TopicPartition(row.topic, row.partition)) if targets else None
     if row.state is PartitionState.STOPPED and condition is Condition.CAUGHT_UP and target is not None:
         return _stopped_short(row, target)
     if row.state is PartitionState.STOPPED or row.is_extra:
@@ -319,9 +322,7 @@ def _missing(condition: Condition, row: PartitionRow, targets: Targets) -> str |
         why = f", {row.error_message}" if row.error_message else ""
         return f"it is {row.topic_state if waits else row.state}{why}"
     if condition is Condition.HEALTHY:
-        fine = row.topic_state in (TopicState.ACTIVE, TopicState.PAUSED)
-        trouble = row.reason not in (None, Reason.PAUSED_BY_OPERATOR, Reason.OPEN_TRANSACTION)
-        if not fine or trouble:
+        if row.topic_state not in _WELL or row.reason not in _NO_TROUBLE:
             return row.error_message or f"it is {row.topic_state}"
         reported = row.is_reported or row.reason is Reason.PAUSED_BY_OPERATOR
         return None if reported else "no worker has reported it yet"
