@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from math import inf
 
 from kmirror.cluster.protocol.codes import Code, code_name
-from kmirror.cluster.protocol.fetch import FetchedPartition, FetchKey
-from kmirror.cluster.protocol.read_ahead import Covered, covered, goes_on
+from kmirror.cluster.protocol.fetch import FetchKey
+from kmirror.cluster.protocol.read_ahead import Covered, covered
 from kmirror.cluster.stream import Stream
 from kmirror.engine.clock import now
 from kmirror.engine.histories.judge import Facts, Trouble
@@ -28,7 +27,7 @@ from kmirror.engine.lane.ahead import Ahead
 from kmirror.engine.lane.brokers.links import AheadLink, SourceLink, next_quiet_wait_ms
 from kmirror.engine.lane.lane_state import LaneState
 from kmirror.engine.lane.pace.throttle import Throttle
-from kmirror.engine.lane.partition.intake import LITTLE_BYTES, Frame
+from kmirror.engine.lane.partition.intake import LITTLE_BYTES, Frame, what_goes_on
 from kmirror.engine.lane.partition.partition_copy import PartitionCopy
 from kmirror.engine.lane.partition.states import SourceRole, Status
 from kmirror.errors import Reason
@@ -449,7 +448,7 @@ class Fetching:
             if part.error_code or part.diverging_epoch:
                 self._avoid_followers(partition, at)
             is_overtaken = part.key in link.overtaken
-            of_use = _what_goes_on(part, partition) if is_overtaken else part
+            of_use = what_goes_on(part, partition.intake) if is_overtaken else part
             # before it is taken in, which changes the batches
             found = covered(part.records) if self.ahead.is_possible(link.node_id) else None
             partition.fetched(of_use, frame, at, may_overlap=is_overtaken)
@@ -497,10 +496,3 @@ class Fetching:
         """Fetch from leaders only for a while if a follower failed: they might send us there again."""
         if partition.source.follower_until is not None:
             self._leaders_only_until = at + LEADERS_ONLY_SECONDS
-
-
-def _what_goes_on(part: FetchedPartition, partition: PartitionCopy) -> FetchedPartition:
-    """Return a part of a response, without its records unless they go on where others, that came meanwhile, ended."""
-    intake = partition.intake
-    is_next = goes_on(part.records, intake.next_offset, intake.leader_epoch)
-    return part if is_next else replace(part, records=part.records[:0])

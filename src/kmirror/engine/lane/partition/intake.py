@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -37,12 +38,13 @@ from kmirror.cluster.protocol.batch import (
     CorruptBatchError,
     set_producer,
 )
-from kmirror.cluster.protocol.fetch import AbortedTransaction
+from kmirror.cluster.protocol.fetch import AbortedTransaction, FetchedPartition
 from kmirror.cluster.protocol.filler import FILLER_RECORDS, filler_batch
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.merge import FEW_PLAIN_RECORDS, is_small, merge
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.pieces import Hole, Run, pieces
+from kmirror.cluster.protocol.read_ahead import goes_on
 from kmirror.engine.histories.judge import Fail
 from kmirror.engine.lane.partition.counts import Counts
 from kmirror.errors import KmirrorError, Reason
@@ -391,6 +393,12 @@ def _apart(item: GuardedBatch | Gap) -> GuardedBatch | Gap:
     if isinstance(item, Gap) or item.frame.owner is None:
         return item
     return item._replace(data=memoryview(bytearray(item.data)), frame=Frame(memoryview(b"")))
+
+
+def what_goes_on(part: FetchedPartition, intake: Intake) -> FetchedPartition:
+    """Return a part of a response, without its records unless they go on where others, that came meanwhile, ended."""
+    is_next = goes_on(part.records, intake.next_offset, intake.leader_epoch)
+    return part if is_next else replace(part, records=part.records[:0])
 
 
 def is_before(stored: memoryview, offset: int) -> bool:
