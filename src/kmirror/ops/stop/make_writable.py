@@ -112,7 +112,8 @@ def trim_fillers(work: StopWork) -> str:
         present, _ = _present_settings(work)
         unfinished = [name for name, one in present.items() if not isinstance(one, int) and has_unfinished_trim(one)]
         if unfinished or work.fillers:
-            work.destination.require_condition()
+            work.drop_taken()
+            unfinished = [topic.topic for topic in work.left if topic.topic in unfinished]
             work.settings_query = work.present = None
         restore_settings(client, unfinished)
         troubles: dict[str, KmirrorError] = {}
@@ -169,9 +170,10 @@ def clamp_group_offsets(work: StopWork) -> str:
     """
     put_back, dry_run = work.request.reason is not Reason.PROMOTED, not work.runner.acts
     try:
-        groups = clamp_groups(
-            work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
-        )
+        with work.none_taken():
+            groups = clamp_groups(
+                work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
+            )
         work.done.groups += groups.results
         seen_ms = (one.source_as_of_ms for one in work.at_stop.values())
         mirror, source_seen_ms = work.state.mirror(work.request.mirror), max(filter(None, seen_ms), default=None)
@@ -217,7 +219,7 @@ def find_settings(work: StopWork) -> None:
 @failing_all
 def apply_settings(work: StopWork) -> str:
     """Give topics their deferred settings."""
-    work.destination.require_condition()
+    work.drop_taken()
     for name, error in _set_settings(work, work.settings).items():
         if error is not None:
             message = f"{name} did not get its deferred settings: {error.message}"
@@ -252,8 +254,9 @@ def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]
 def lift_protection(work: StopWork) -> str:
     """Lift the write protection, and probe that the topics are writable."""
     destination = work.destination
-    names = [topic.topic for topic in work.left]
-    lifts = lift_rights(destination, work.request.mirror, names) if names else {}
+    with work.none_taken():
+        names = [topic.topic for topic in work.left]
+        lifts = lift_rights(destination, work.request.mirror, names) if names else {}
     for name, lifted in lifts.items():
         if lifted.error is not None:
             work.fail(name, lifted.error)

@@ -169,6 +169,24 @@ def stopped_row(
     return replace(row, message="; ".join(clauses))
 
 
+def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
+    """Return the stored results of a topic that was stopped before, by partition."""
+    records = state.partitions(topic.mirror, topic.topic)
+    why = topic.stop_reason or "STOPPED"
+    if not records:
+        return [TopicResult(topic.topic, None, Outcome.NOOP, f"{topic.topic} was already stopped ({why})")]
+    return [
+        stopped_row(
+            TopicPartition(topic.topic, record.partition),
+            record,
+            Outcome.NOOP,
+            record.reason,
+            f"was already stopped ({why}, {at_time(record.state_time_ms)})",
+        )
+        for record in records
+    ]
+
+
 def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
     """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
     if known.source_offset is None:

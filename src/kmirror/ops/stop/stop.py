@@ -22,6 +22,7 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (
+    already_stopped_rows,
     incomplete_warnings,
     partitions_of,
     spread_warnings,
@@ -29,7 +30,7 @@ from kmirror.ops.stop.report import (
     with_all_partitions,
 )
 from kmirror.ops.stop.steps import Step, StepRunner
-from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
+from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped, taken
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import (
@@ -46,7 +47,8 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
-from kmirror.words import at_time, counted
+from kmirror.state.waiting import boottime
+from kmirror.words import counted
 
 #: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
@@ -93,6 +95,7 @@ def _recording(
             return changes
 
         change(work.destination, work.request.mirror, decide_and_keep)
+        work.seen_at = boottime()
         then(work)
         return reached
 
@@ -228,9 +231,9 @@ def _find_mirrored_ends(work: StopWork) -> None:
 def _ends(work: StopWork, state: State) -> Changes:
     """Return the records of partitions with their ends, of those that have none."""
     mirror, facts, records = work.request.mirror, work.facts, []
+    topics = {one.topic: topic for one in work.topics if (topic := _pending(one, state))}
     for topic_partition, known in work.at_stop.items():
-        topic = state.topic(mirror, topic_partition.topic)
-        if topic is None or topic.pending_operation != PENDING_STOP:
+        if (topic := topics.get(topic_partition.topic)) is None:
             continue
         record = state.partition(mirror, *topic_partition)
         if record is None:
@@ -239,6 +242,12 @@ def _ends(work: StopWork, state: State) -> Changes:
             row = facts.reports[topic_partition].row if topic_partition in facts.reports else None
             records.append(_with_end(record, topic, facts.last_mirrored_offsets[topic_partition], known, row))
     return Changes(tuple(records))
+
+
+def _pending(one: TopicRecord, state: State) -> TopicRecord | None:
+    """Return what is stored of a topic now if its stop is still this one, and is not finished."""
+    topic = state.topic(one.mirror, one.topic)
+    return None if topic is None or topic.pending_operation != PENDING_STOP or taken(one, state) else topic
 
 
 def _require_all_ends(work: StopWork) -> None:
@@ -293,6 +302,9 @@ def _take_source_answer(work: StopWork) -> str:
 
 def _report_stopped(work: StopWork) -> None:
     """Add the rows of the topics that are stopped now."""
+    for topic in work.left:
+        if error := taken(topic, work.state):
+            work.fail(topic.topic, error)
     request, finished, done = work.request, work.left, work.done
     outcome = f"{work.becomes} stopped"
     for topic in finished:
@@ -323,8 +335,7 @@ def _stopped(
     records: list[TopicRecord | PartitionRecord] = []
     offsets: dict[str, object] = {}
     for one in topics:
-        topic = state.topic(request.mirror, one.topic)
-        if topic is None or topic.pending_operation != PENDING_STOP:
+        if (topic := _pending(one, state)) is None:
             continue
         new = (record for record in unmirrored if record.topic == topic.topic)
         for record in (*state.partitions(request.mirror, topic.topic), *new):
@@ -415,24 +426,6 @@ STOP: tuple[Step[StopWork], ...] = (
         _report_stopped,
     ),
 )
-
-
-def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
-    """Return the stored results of a topic that was stopped before, by partition."""
-    records = state.partitions(topic.mirror, topic.topic)
-    why = topic.stop_reason or "STOPPED"
-    if not records:
-        return [TopicResult(topic.topic, None, Outcome.NOOP, f"{topic.topic} was already stopped ({why})")]
-    return [
-        stopped_row(
-            TopicPartition(topic.topic, record.partition),
-            record,
-            Outcome.NOOP,
-            record.reason,
-            f"was already stopped ({why}, {at_time(record.state_time_ms)})",
-        )
-        for record in records
-    ]
 
 
 def copied_back(
