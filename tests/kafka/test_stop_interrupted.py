@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from contextlib import suppress
 
 import pytest
 
 from kmirror.cluster.client import LATEST
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import ExitCode, Reason
+from kmirror.errors import ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.state.records import DesiredState, EngineState
+from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.local_engine import LocalEngine
-from tests.support.mirrors import make_topic, new_mirror, produce, selector, settings_of
+from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.waiting import wait_until
 
 CLAIMED = "record which topics are stopped, and why: engines release them"
 ENDS_RECORDED = "record where the source's records end (LMO); from here on others may write"
@@ -79,3 +83,72 @@ def test_a_stop_that_was_undone_while_it_was_frozen_changes_nothing_of_the_live_
     if verb == "remove":
         assert running is not None
         assert running.state is EngineState.RUNNING
+
+
+LOST = UnreachableError("no answer", None, Reason.DESTINATION_UNREACHABLE)
+REFUSED = UnreachableError("wrong password", None, Reason.AUTHENTICATION_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "code"),
+    [(LOST, Outcome.TIMED_OUT, ExitCode.TIMED_OUT), (REFUSED, Outcome.FAILED, ExitCode.PARTLY_DONE)],
+    ids=["for a while", "for good"],
+)
+@pytest.mark.parametrize("after", [CLAIMED, ENDS_RECORDED])
+def test_a_failover_that_loses_the_destination_has_a_row_for_each_topic(
+    cluster_pair: ClusterPair,
+    destination: Destination,
+    after: str,
+    error: UnreachableError,
+    outcome: Outcome,
+    code: ExitCode,
+) -> None:
+    """Once, it ended as if nothing had been changed, with neither rows nor a report."""
+    before, gone, left = unique_topic(), unique_topic(), unique_topic()
+    mirror = mirrored(cluster_pair, destination, before, gone, left)
+    assert failover(destination, mirror, selector(before)).result.exit_code == 0
+    delete_topic(cluster_pair.destination, gone)
+
+    def lose(does: str) -> None:
+        if does == after:
+            raise error
+
+    done = failover(destination, mirror, checkpoint=lose)
+    assert {row.topic: row.result for row in done.result.results} == {
+        before: Outcome.NOOP,
+        gone: outcome if after == CLAIMED else Outcome.DONE,
+        left: outcome,
+    }
+    assert done.result.exit_code == code, done
+    assert f"{left} is not stopped yet: the destination: {error.message}" in str(done.result.to_json()["results"])
+    assert done.result.totals is not None
+    assert done.result.totals.rpo_ms is None
+    assert len(done.evidence["partitions"]) == 3
+    assert failover(destination, mirror).result.exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_failover_whose_destination_freezes_ends_with_its_rows(
+    cluster_pair: ClusterPair, mortal_cluster: SandboxCluster
+) -> None:
+    topic = unique_topic()
+    with Destination.open(properties_of(mortal_cluster)) as destination:
+        mirror = mirrored(ClusterPair(cluster_pair.source, mortal_cluster), destination, topic)
+
+        def freeze(does: str) -> None:
+            if does == ENDS_RECORDED:
+                mortal_cluster.signal(1, signal.SIGSTOP)
+
+        try:
+            done = failover(destination, mirror, checkpoint=freeze).result
+        finally:
+            mortal_cluster.signal(1, signal.SIGCONT)
+        assert [row.result for row in done.results] == [Outcome.TIMED_OUT], done
+        assert done.exit_code == ExitCode.TIMED_OUT
+
+        def is_back() -> bool:
+            with suppress(KmirrorError):
+                return failover(destination, mirror).result.exit_code == 0
+            return False
+
+        wait_until(is_back)

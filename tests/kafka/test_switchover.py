@@ -186,7 +186,7 @@ def test_what_was_copied_back_before_the_source_was_read_is_not_called_lost(
 
     request = PromoteRequest(trip.mirror)
     with monkeypatch.context() as hidden:
-        hidden.setattr("kmirror.ops.stop.stop.stored_state_on", unreadable)
+        hidden.setattr("kmirror.ops.stop.copied_back.stored_state_on", unreadable)
         unknown = promote(trip.at_b, request).result
     assert (unknown.exit_code, {row.result for row in unknown.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT})
     for _ in range(2):

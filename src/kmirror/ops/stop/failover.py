@@ -18,9 +18,10 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.copied_back import live_elsewhere
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
 from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
-from kmirror.ops.stop.stop import live_elsewhere, stop
+from kmirror.ops.stop.stop import stop
 from kmirror.ops.stop.work import StopRequest, is_stopped
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector

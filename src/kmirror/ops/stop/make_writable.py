@@ -28,6 +28,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import as_kmirror_error, now_ms
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.at_stop import age_note, clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
@@ -186,12 +187,14 @@ def clamp_group_offsets(work: StopWork) -> str:
 
 
 def failing_all(step: Callable[[StopWork], str | None]) -> Callable[[StopWork], str | None]:
-    """Return the function with any error of it reported for each topic that is left, so that none is stopped."""
+    """Return the function with a lasting error of it reported for each topic that is left, so that none is stopped."""
 
     def run(work: StopWork) -> str | None:
         try:
             return step(work)
         except (KmirrorError, OutcomeUnknown) as error:
+            if is_transient(error):
+                raise
             for topic in work.left:
                 work.fail(topic.topic, as_kmirror_error(error))
             return None

@@ -12,18 +12,14 @@ promote takes over the topics of one that was killed (`promote_claim`).
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.conf import check as check_spark
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.base.context import (
     Destination,
@@ -45,6 +41,7 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.copied_back import live_elsewhere
 from kmirror.ops.stop.copying_engine import CopyingEngine
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
@@ -76,7 +73,7 @@ from kmirror.ops.stop.promote_request import (
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.source_after_stop import check_source_after_stop, rows_of_stopped
 from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
-from kmirror.ops.stop.stop import live_elsewhere, stop
+from kmirror.ops.stop.stop import stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
@@ -110,14 +107,7 @@ def promote(
         TimedOutError: it is not known in time whether another promote still waits.
         UnreachableError: a cluster does not answer at the beginning.
     """
-    if request.timeout_ms is not None and request.timeout_ms <= 0:
-        raise UsageError("--timeout is not positive", "give a duration such as 30m")
-    # our own engine may need it much later
-    check_spark(SparkOptions(1, Path(os.devnull), "promote", request.master), os.environ)
-    if request.block_producers:
-        if request.idle_ms is None:
-            raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
-        request = replace(request, idle_ms=0)
+    request = request.checked()
     began_ms, show = now_ms(), Show(watcher)
     until = math.inf if request.timeout_ms is None else show.began + request.timeout_ms / 1000
     claim = Claim(destination, request.mirror, show.say)

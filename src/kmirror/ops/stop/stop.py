@@ -13,13 +13,11 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.commands import on_mirror, option
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (
     already_stopped_rows,
@@ -30,7 +28,7 @@ from kmirror.ops.stop.report import (
     with_all_partitions,
 )
 from kmirror.ops.stop.steps import Step, StepRunner
-from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped, taken
+from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, failed_row, is_stopped, taken
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import (
@@ -48,7 +46,6 @@ from kmirror.state.records import (
 )
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import boottime
-from kmirror.words import counted
 
 #: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
@@ -58,8 +55,6 @@ _BRING_BACK_REPLICAS = (
     f"bring back the brokers that hold the others, or lower min.insync.replicas of the topic, then {RUN_AGAIN}"
 )
 _BRING_BACK = f"bring back the brokers or log directories that hold it, then {RUN_AGAIN}"
-#: Time that the source may take to show what is stored there.
-_ELSEWHERE_MS = 3_000
 
 
 def stop(
@@ -67,16 +62,47 @@ def stop(
 ) -> StopResults:
     """Stop mirroring to these topics, or have the `runner` rehearse it; `state` is the stored state, if just read.
 
+    An error in the middle becomes the rows of the topics that are half-way; for a promote, which resumes, it is raised.
+
     Raises:
         RefusedError: no such mirror; another operation is rebuilding or adding a topic at this moment.
         UnreachableError: the destination does not answer; the same command resumes.
     """
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         work = StopWork(destination, request, runner or StepRunner(), state or destination.state())
-        with work.resources:
+    try:
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE), work.resources:
             work.runner.walk(STOP, work)
+    except KmirrorError as error:
+        half_way = _half_way(work)
+        if request.reason is Reason.PROMOTED or not work.runner.acts or not half_way:
+            raise
+        _report_half_way(work, half_way, error)
     work.done.state = work.state if work.runner.acts and not work.is_over else None
     return work.done
+
+
+def _half_way(work: StopWork) -> list[str]:
+    """Return the topics whose stop has begun, or may have, and is not finished."""
+    names = [topic.topic for topic in (*work.topics, *work.gone)] or work.request.topics
+    topics = [topic for name in names if (topic := work.state.topic(work.request.mirror, name)) is not None]
+    return [
+        one.topic for one in topics if one.pending_operation == PENDING_STOP or (work.in_doubt and not is_stopped(one))
+    ]
+
+
+def _report_half_way(work: StopWork, half_way: Collection[str], error: KmirrorError) -> None:
+    """Report which topics an error has left half-way, and what was stopped before."""
+    results = [row for row in work.done.results if row.topic not in half_way or row.topic in work.failed]
+    for name in work.request.topics:
+        topic = work.state.topic(work.request.mirror, name)
+        if name in half_way and name not in work.failed:
+            what = f"it is unknown whether {name} was stopped" if work.in_doubt else f"{name} is not stopped yet"
+            hint = f"{error.hint}; {RUN_AGAIN}" if error.hint else RUN_AGAIN
+            results.append(failed_row(name, f"{what}: {error.message}", error, hint))
+        elif topic is not None and is_stopped(topic) and not any(row.topic == name for row in results):
+            results += already_stopped_rows(work.state, topic)
+    work.done.results = results
 
 
 def _recording(
@@ -94,7 +120,12 @@ def _recording(
             work.state = state.after(changes)
             return changes
 
-        change(work.destination, work.request.mirror, decide_and_keep)
+        before = work.state
+        try:
+            change(work.destination, work.request.mirror, decide_and_keep)
+        except KmirrorError as error:
+            work.state, work.in_doubt = before, isinstance(error.__cause__, OutcomeUnknown)
+            raise
         work.seen_at = boottime()
         then(work)
         return reached
@@ -405,7 +436,7 @@ STOP: tuple[Step[StopWork], ...] = (
         make_writable.clamp_group_offsets,
         make_writable.read_ranges,
         make_writable.clamp_group_offsets,
-        needed=lambda work: work.ranges is not None,
+        needed=lambda work: bool(work.ranges),
     ),
     Step(
         "apply the deferred settings",
@@ -426,42 +457,6 @@ STOP: tuple[Step[StopWork], ...] = (
         _report_stopped,
     ),
 )
-
-
-def copied_back(
-    destination: Destination, mirror: MirrorRecord, topics: Collection[str], timeout_ms: int
-) -> dict[str, list[TopicRecord]]:
-    """Return what mirrors of the source have stored of copies of these topics from here, also of stopped ones.
-
-    Raises KmirrorError, OutcomeUnknown: that is unknown.
-    """
-    state = stored_state_on(mirror.source, timeout_ms) if topics else State.of([])
-    return {
-        other.name: [topic for topic in state.topics(other.name) if topic.source_topic in topics]
-        for other in state.mirrors
-        if other.source_cluster_id == destination.cluster_id
-    }
-
-
-def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Collection[str], verb: str) -> list[str]:
-    """Return a warning for each mirror on the source that copies stopped `topics` from here; none if it is unknown.
-
-    After a failback or a switchover both clusters have a mirror of the same name: a stop that finds nothing left to
-    stop may have been meant for the other cluster.
-    """
-    try:
-        copies = copied_back(destination, mirror, topics, _ELSEWHERE_MS)
-    except (KmirrorError, OutcomeUnknown):
-        return []
-    servers = mirror.source.get("bootstrap.servers", "")
-    live = {name: [one for one in some if one.desired is not DesiredState.STOPPED] for name, some in copies.items()}
-    return [
-        f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
-        f" {name} on cluster {mirror.source_cluster_id}, which copies {counted(len(some), 'topic')} from"
-        f" here: `{on_mirror(verb, name, *option('--bootstrap-server', servers))}`"
-        for name, some in live.items()
-        if some
-    ]
 
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:

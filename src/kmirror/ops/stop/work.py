@@ -12,6 +12,8 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
+from kmirror.ops.base.results import UNREACHABLE_REASONS
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.facts import StopFacts
@@ -105,6 +107,8 @@ class StopWork:
     metadata: ClusterMetadata | None = None
     #: The topics of which there is nothing to stop.
     gone: Sequence[TopicRecord] = ()
+    #: True if it is unknown whether the last change of the stored state was made.
+    in_doubt: bool = False
     #: When the stored state was last read or written, on `boottime()`'s clock.
     seen_at: float = 0.0
     #: True if the engine may still send something.
@@ -142,7 +146,9 @@ class StopWork:
 
         To be called before anything else than the stored state is changed.
         """
-        if not self.runner.acts or (self.destination.condition is None and boottime() < self.seen_at + _SEEN_S):
+        if not (self.runner.acts and self.left) or (
+            self.destination.condition is None and boottime() < self.seen_at + _SEEN_S
+        ):
             return
         self.destination.require_condition(state := self.destination.state())
         self.seen_at = boottime()
@@ -178,9 +184,19 @@ class StopWork:
     def fail(self, topic: str, error: KmirrorError, partition: int | None = None) -> None:
         """Report why a topic cannot be stopped now."""
         hint = error.hint or (RUN_AGAIN if self.runner.acts else None)
-        row = TopicResult(topic, partition, Outcome.FAILED, error.message, error.reason, hint=hint)
+        row = failed_row(topic, error.message, error, hint, partition)
         self.failed[topic] = row
         self.done.results.append(row)
+
+
+def failed_row(
+    topic: str, message: str, error: KmirrorError, hint: str | None, partition: int | None = None
+) -> TopicResult:
+    """Return the row of a topic that an error has kept from being stopped: TIMED_OUT if the error may pass."""
+    outcome = Outcome.TIMED_OUT if is_transient(error) else Outcome.FAILED
+    # that a cluster does not answer must not mean that nothing was changed
+    reason = None if error.reason in UNREACHABLE_REASONS else error.reason
+    return TopicResult(topic, partition, outcome, message, reason, hint=hint)
 
 
 def taken(topic: TopicRecord, state: State) -> KmirrorError | None:
