@@ -17,6 +17,7 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
+from kmirror.ops.base.interrupted import interrupted_row
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (
@@ -28,7 +29,7 @@ from kmirror.ops.stop.report import (
     with_all_partitions,
 )
 from kmirror.ops.stop.steps import Step, StepRunner
-from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, failed_row, is_stopped, taken
+from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped, taken
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import (
@@ -99,7 +100,7 @@ def _report_half_way(work: StopWork, half_way: Collection[str], error: KmirrorEr
         if name in half_way and name not in work.failed:
             what = f"it is unknown whether {name} was stopped" if work.in_doubt else f"{name} is not stopped yet"
             hint = f"{error.hint}; {RUN_AGAIN}" if error.hint else RUN_AGAIN
-            results.append(failed_row(name, f"{what}: {error.message}", error, hint))
+            results.append(interrupted_row(name, f"{what}: {error.message}", error, hint))
         elif topic is not None and is_stopped(topic) and not any(row.topic == name for row in results):
             results += already_stopped_rows(work.state, topic)
     work.done.results = results

@@ -12,8 +12,7 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.results import UNREACHABLE_REASONS
-from kmirror.ops.base.retrying import is_transient
+from kmirror.ops.base.interrupted import interrupted_row
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.facts import StopFacts
@@ -184,19 +183,9 @@ class StopWork:
     def fail(self, topic: str, error: KmirrorError, partition: int | None = None) -> None:
         """Report why a topic cannot be stopped now."""
         hint = error.hint or (RUN_AGAIN if self.runner.acts else None)
-        row = failed_row(topic, error.message, error, hint, partition)
+        row = interrupted_row(topic, error.message, error, hint, partition)
         self.failed[topic] = row
         self.done.results.append(row)
-
-
-def failed_row(
-    topic: str, message: str, error: KmirrorError, hint: str | None, partition: int | None = None
-) -> TopicResult:
-    """Return the row of a topic that an error has kept from being stopped: TIMED_OUT if the error may pass."""
-    outcome = Outcome.TIMED_OUT if is_transient(error) else Outcome.FAILED
-    # that a cluster does not answer must not mean that nothing was changed
-    reason = None if error.reason in UNREACHABLE_REASONS else error.reason
-    return TopicResult(topic, partition, outcome, message, reason, hint=hint)
 
 
 def taken(topic: TopicRecord, state: State) -> KmirrorError | None:
