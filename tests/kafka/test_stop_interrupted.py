@@ -14,12 +14,17 @@ from kmirror.errors import ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
-from kmirror.state.records import DesiredState, EngineState
+from kmirror.ops.stop.promote import promote
+from kmirror.ops.stop.promote_request import PromoteRequest
+from kmirror.ops.stop.steps import StepRunner
+from kmirror.state.records import DesiredState, EngineState, PartitionState
 from kmirror_sandbox.cluster import SandboxCluster
-from tests.support.clusters import ClusterPair, unique_topic
+from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
+from tests.support.round_trip import CutOffError
 from tests.support.waiting import wait_until
 
 CLAIMED = "record which topics are stopped, and why: engines release them"
@@ -152,3 +157,28 @@ def test_a_failover_whose_destination_freezes_ends_with_its_rows(
             return False
 
         wait_until(is_back)
+
+
+def test_a_promote_finishes_a_stop_that_had_begun_without_its_source(
+    make_cluster: MakeCluster, cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    """Once, it ended with exit code 6, and the topic was neither mirrored nor writable."""
+    topic, source = unique_topic(), make_cluster("a")
+    mirror = mirrored(ClusterPair(source, cluster_pair.destination), destination, topic)
+
+    def cut(does: str) -> None:
+        if does == CLAIMED:
+            raise CutOffError
+
+    request = PromoteRequest(mirror, idle_ms=None, timeout_ms=120_000)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(destination, mirror)))
+        with pytest.raises(CutOffError):
+            promote(destination, request, runner=StepRunner(cut))
+    source.kill(1)
+    done = promote(destination, request).result
+    assert (done.exit_code, {row.result for row in done.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT}), done
+    assert "not checked after the stop" in str(done.results[0].message)
+    (row,) = describe(destination, mirror)
+    assert (row.state, row.last_mirrored_offset) == (PartitionState.STOPPED, 3)

@@ -14,7 +14,7 @@ from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, Unrea
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
 from kmirror.ops.base.context import Destination, as_kmirror_error, change, now_ms, own_event, source_client
-from kmirror.ops.base.interrupted import interrupted_row
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison

@@ -24,7 +24,7 @@ from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, NamedClusterError, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
-from kmirror.ops.base.interrupted import interrupted_row
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import require_committed, restore_offsets

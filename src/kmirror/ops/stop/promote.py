@@ -23,10 +23,8 @@ from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableErro
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.base.context import (
     Destination,
-    cluster_id_of,
     now_ms,
     require_mirror,
-    require_same_cluster,
     source_client,
 )
 from kmirror.ops.base.evidence import evidence_of
@@ -47,6 +45,7 @@ from kmirror.ops.stop.promote_checks import (
     FinalCheck,
     dry_run_warnings,
     missing_beginnings,
+    require_source,
     rights_trouble,
     settings_trouble,
 )
@@ -122,11 +121,11 @@ def promote(
         nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
     ):
         checker = ReadinessChecker(destination, mirror, request.idle_ms)
-        require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
-        show.say(f"the source answers: cluster {mirror.source_cluster_id}")
+        is_begun = bool(waiting) and all(has_unfinished_promote(topic) for topic in waiting.values())
+        show.say(require_source(source, mirror, is_needed=dry_run or not is_begun))
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
         producer_block = ProducerBlock(destination, mirror.name, source, state, [topic.topic for topic in chosen])
-        if request.block_producers and waiting:
+        if request.block_producers and waiting and not is_begun:
             producer_block.require_possible()
             show.say("producers can be blocked at the source, except its super users")
         engine, event = CopyingEngine(own_engine, mirror.name, show), stopping or threading.Event()
@@ -225,7 +224,12 @@ class _Promotion:
     def finish_begun(self) -> bool:
         """Finish their stops."""
         if self.request.block_producers:
-            self.block(self.begun)
+            try:
+                self.block(self.begun)
+            except UnreachableError as error:
+                if not self.producer_block.recorded.issuperset(self.begun):
+                    raise
+                self.show.say(f"whether producers are still blocked is unknown: {error.message}")
         self.stop(self.begun)
         return True
 
@@ -245,6 +249,7 @@ class _Promotion:
                 self.stopping.wait(_STEP_S)
         if waiting and not self.failed and not self.unknown and (trouble := self.engine.trouble(self.state)):
             self.done.warnings.append(trouble)
+        self.done.warnings += self.engine.warnings
         why = "interrupted" if self.stopping.is_set() else "not ready in time"
         for topic in waiting:
             missing = self.readiness.missing.get(topic)

@@ -17,7 +17,7 @@ from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
-from kmirror.ops.base.interrupted import interrupted_row
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (

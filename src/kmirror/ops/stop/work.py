@@ -12,7 +12,7 @@ from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.writing.fence import FenceResult, Writer
 from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination
-from kmirror.ops.base.interrupted import interrupted_row
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.show.cluster_view import BackgroundQuery
 from kmirror.ops.stop.facts import StopFacts
