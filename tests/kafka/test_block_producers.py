@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NoReturn, Self
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.rights.acls import describe_acls
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import create_topic
-from kmirror.errors import ExitCode, Reason, RefusedError
+from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base.blocked_producers import Denial
 from kmirror.ops.base.context import Destination, change
@@ -31,6 +31,7 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.promote import promote
 from kmirror.ops.stop.promote_request import PromoteRequest, PromoteView
+from kmirror.ops.stop.steps import StepRunner
 from kmirror.state.records import PENDING_PROMOTE
 from kmirror.state.snapshot import Changes
 from kmirror.state.workflow_records import PROMOTE, WorkflowRecord
@@ -44,6 +45,7 @@ from tests.support.killed import Moment, run_killed
 from tests.support.librdkafka import librdkafka
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import produce, selector
+from tests.support.round_trip import CutOffError
 from tests.support.shared_clusters import GUARDED_USERS
 from tests.support.visible import shown
 from tests.support.waiting import wait_until
@@ -313,6 +315,34 @@ def test_a_promote_frees_the_topics_of_a_dead_one_that_it_does_not_promote(
     assert done.result.exit_code == ExitCode.TIMED_OUT
     assert seen == [(set(), True)]
     assert not move.destination.state().rights(move.mirror, topic)
+
+
+def test_a_stop_that_had_begun_is_finished_while_it_is_unknown_whether_producers_are_still_blocked(
+    move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, _ = move.topics
+    may_alter(move)
+    request = PromoteRequest(move.mirror, selector(topic), timeout_ms=120_000, block_producers=True)
+
+    def cut(does: str) -> None:
+        if does.startswith("record which topics are stopped"):
+            raise CutOffError
+
+    with LocalEngine(move.destination, move.mirror) as engine:
+        engine.catch_up()
+        wait_until(lambda: all(row.initial_copy_complete for row in describe(move.destination, move.mirror)))
+        with pytest.raises(CutOffError):
+            promote(move.destination, request, runner=StepRunner(cut))
+    assert move.denials == {denial(topic, "*")}
+
+    def unanswered(*_: object) -> NoReturn:
+        raise UnreachableError("no answer")
+
+    with monkeypatch.context() as silent:
+        silent.setattr("kmirror.ops.rights.producer_block.describe_acls", unanswered)
+        done = promote(move.destination, request).result
+    assert done.exit_code == 0, done
+    assert [row.topic for row in done.blocked] == [topic]
 
 
 @pytest.mark.slow

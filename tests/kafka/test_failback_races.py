@@ -17,7 +17,7 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata, TopicPartition
 from kmirror.cluster.topics.topic_requests import create_partitions
-from kmirror.errors import BrokerError, ExitCode, KmirrorError
+from kmirror.errors import BrokerError, ExitCode, KmirrorError, Reason, UnreachableError
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.failback import carry_out
@@ -380,3 +380,34 @@ def test_offsets_are_restored_once_the_coordinator_knows_the_topic(trip: Trip, m
     assert (codes[0], codes[-1]) == (Code.UNKNOWN_TOPIC_OR_PARTITION, 0)
     assert [row.result for row in rows] == [Outcome.DONE]
     assert committed(trip.b, group, topic) == {0: 2}
+
+
+LOST = UnreachableError("no answer", None, Reason.DESTINATION_UNREACHABLE)
+
+
+@pytest.mark.parametrize(
+    ("after", "rows"),
+    [
+        (RECORDED, {"planned": Outcome.TIMED_OUT, "diverging": Outcome.TIMED_OUT}),
+        (DELETED, {"planned": Outcome.DONE, "diverging": Outcome.TIMED_OUT}),
+    ],
+)
+def test_a_failback_that_loses_the_old_source_has_a_row_for_each_topic(
+    trip: Trip, after: str, rows: Mapping[str, Outcome]
+) -> None:
+    """Once, it ended as if nothing had been changed, with neither rows nor a report."""
+    planned, diverging = unique_topic(), unique_topic()
+    trip.go(planned, diverging)
+    produce(trip.a, diverging, ["lost"])
+
+    def lose() -> None:
+        raise LOST
+
+    done = trip.back(strategy=Strategy.RECREATE, checkpoint=once_after(after, lose))
+    assert {row.topic: row.result for row in done.result.results} == {
+        planned: rows["planned"],
+        diverging: rows["diverging"],
+    }, done.result
+    assert done.result.exit_code == ExitCode.TIMED_OUT
+    assert len(done.evidence["partitions"]) == 2
+    assert trip.back(strategy=Strategy.RECREATE).result.exit_code == 0

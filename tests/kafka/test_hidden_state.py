@@ -15,12 +15,15 @@ from confluent_kafka import Producer
 
 from kmirror.cluster.writing.transactional_writer import TransactionalWriter
 from kmirror.ops.add.add import add
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.describe import unreadable_notes
 from kmirror.ops.show.listing import list_mirrors
+from kmirror.ops.stop.failover import failover
 from kmirror.state.internal_topics import STATE_TOPIC
-from kmirror.state.waiting import BRIEFLY_S
+from kmirror.state.snapshot import Changes
+from kmirror.state.waiting import BRIEFLY_S, Deadline
+from kmirror.state.writer import StateWriter
 from kmirror.web.watch_service import WatchService
 from kmirror.web.watched_cluster import WatchedCluster
 from tests.support.clusters import ClusterPair, unique_topic
@@ -110,3 +113,26 @@ def test_a_watched_cluster_says_that_something_is_hidden(
         producer.abort_transaction(30)
         wait_until(lambda: watched.status.error is None)
         assert (watched.status.as_of_ms or 0) > (hidden_since_ms or 0)
+
+
+def test_a_failover_ends_what_its_dead_engine_has_left_open(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, it waited for the brokers to abort it: 20 s in the middle of a disaster."""
+    topic = unique_topic()
+    make_topic(cluster_pair.source, topic)
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(topic)).exit_code == 0
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, Destination.open(destination.properties) as other:
+        patched.setattr("kmirror.state.writer._TRANSACTION_TIMEOUT_MS", 60_000)
+        patched.setattr(TransactionalWriter, "_commit", die)
+        engine = StateWriter(other.store, "engine", mirror)
+        engine.open(Deadline(30))
+        with pytest.raises(KeyboardInterrupt):
+            engine.commit(Changes((require_mirror(other.state(), mirror),)), Deadline(30))
+    done = failover(destination, mirror).result
+    assert done.exit_code == 0, done

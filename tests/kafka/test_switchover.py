@@ -117,6 +117,15 @@ def test_a_switchover_whose_source_is_still_read_says_so_and_resumes(trip: Trip)
             done = switchover(trip.at_b, request)
         assert done.result.exit_code == ExitCode.TIMED_OUT
         assert group in str(done.result.error)
+
+        def lose(does: str) -> None:
+            if does.startswith("promote the topics"):
+                raise UnreachableError("no answer", None, Reason.DESTINATION_UNREACHABLE)
+
+        # once, that ended as if nothing had been changed
+        lost = switchover(trip.at_b, request, checkpoint=lose).result
+        assert lost.exit_code == ExitCode.TIMED_OUT
+        assert [row.result for row in lost.results] == [Outcome.NOOP, Outcome.TIMED_OUT]
         done = switchover(trip.at_b, request)
     assert done.result.exit_code == 0, done.result
 
@@ -191,7 +200,7 @@ def test_what_was_copied_back_before_the_source_was_read_is_not_called_lost(
 
     request = PromoteRequest(trip.mirror)
     with monkeypatch.context() as hidden:
-        hidden.setattr("kmirror.ops.stop.stop.stored_state_on", unreadable)
+        hidden.setattr("kmirror.ops.stop.copied_back.stored_state_on", unreadable)
         unknown = promote(trip.at_b, request).result
     assert (unknown.exit_code, {row.result for row in unknown.results}) == (ExitCode.TIMED_OUT, {Outcome.TIMED_OUT})
     for _ in range(2):

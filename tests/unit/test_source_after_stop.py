@@ -103,7 +103,7 @@ class Rerun:
 
         monkeypatch.setattr("kmirror.ops.stop.source_after_stop.source_client", source_client)
         monkeypatch.setattr("kmirror.ops.stop.source_after_stop.change", self.change)
-        monkeypatch.setattr("kmirror.ops.stop.stop.stored_state_on", self.stored)
+        monkeypatch.setattr("kmirror.ops.stop.copied_back.stored_state_on", self.stored)
 
     def stored(self, *_: object) -> State:
         if isinstance(self.there, UnreachableError):

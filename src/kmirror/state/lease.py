@@ -59,6 +59,8 @@ from kmirror.words import at_time
 
 #: How often a standby looks for the next heartbeat.
 _POLL_S = 0.25
+#: How long brokers may take to abort the transaction of an engine.
+_END_S = 5.0
 #: How long a lease must be missing before its holder treats it as deleted.
 _ASSUMED_DELETED_S = 10.0
 
@@ -350,6 +352,18 @@ def end_lease(store: StateStore, mirror: str) -> None:
     identity = EngineIdentity.of_this_process()
     writer, *_ = _write_taken(store, mirror, identity, 0, lambda _: None, DEFAULT_TIMEOUT_S, EngineState.RELEASED)
     writer.close()
+
+
+def end_transaction(store: StateStore, mirror: str) -> None:
+    """Abort the transaction that an engine has left open: brokers wait up to 20 s for a dead one, and it hides state.
+
+    One that is alive keeps its lease, and writes again. Raises UnreachableError: the brokers do not grant that in time.
+    """
+    writer = StateWriter(store, "engine", mirror)
+    try:
+        writer.open(Deadline(_END_S))
+    finally:
+        writer.close()
 
 
 def _write_taken(

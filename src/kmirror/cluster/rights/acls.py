@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -27,9 +28,11 @@ from kmirror.cluster.protocol.acl_binding import (
     ResourceType,
 )
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.metadata import Broker
 from kmirror.cluster.questions import Question
 from kmirror.cluster.rights.acl_commands import PREFIXED, cluster_refusal, operation_flag
 from kmirror.cluster.security.client_config import ClientConfig
+from kmirror.cluster.threaded_calls import call_each
 from kmirror.commands import Arguments, command_line, option
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, UnreachableError
 
@@ -135,24 +138,29 @@ def lagging_brokers(
     types = {one.resource_type for one in (*present, *absent)}
     wanted, unwanted = frozenset(present), frozenset(absent)
     deadline = time.monotonic() + timeout
-    waiting = set(client.metadata([]).brokers)
-    while types:
-        for node_id in list(waiting):
-            try:
-                left = max(_LAST_ASK_S, deadline - time.monotonic())
-                seen = broker_acls(client, node_id, next(iter(types)) if len(types) == 1 else None, left)
-            except (KmirrorError, OutcomeUnknown) as error:
-                if isinstance(error, NoAuthorizerError) or (
-                    isinstance(error, KmirrorError) and error.reason is Reason.NOT_AUTHORIZED
-                ):
-                    raise
-                continue
-            if wanted <= seen and not unwanted & seen:
-                waiting.discard(node_id)
-        if not waiting or time.monotonic() > deadline:
-            break
-        time.sleep(_PAUSE_S)
-    return frozenset(waiting if types else ())
+
+    def shows(broker: Broker) -> bool | KmirrorError:
+        while True:
+            with suppress(OutcomeUnknown):
+                try:
+                    left = max(_LAST_ASK_S, deadline - time.monotonic())
+                    seen = _acls_on(client, broker, next(iter(types)) if len(types) == 1 else None, left)
+                    if wanted <= seen and not unwanted & seen:
+                        return True
+                except KmirrorError as error:
+                    if isinstance(error, NoAuthorizerError) or error.reason is Reason.NOT_AUTHORIZED:
+                        return error
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_S)
+
+    brokers = list(client.metadata([]).brokers.values()) if types else []
+    # all at once: one that does not answer takes all the time
+    found = dict(zip(brokers, call_each(shows, brokers, "kmirror-acls"), strict=True))
+    for one in found.values():
+        if isinstance(one, KmirrorError):
+            raise one
+    return frozenset(broker.node_id for broker, is_shown in found.items() if not is_shown)
 
 
 def broker_acls(
@@ -168,8 +176,14 @@ def broker_acls(
     broker = client.metadata([]).brokers.get(node_id)
     if broker is None:
         raise UnreachableError(f"broker {node_id} has left the cluster")
-    answer = client.connect(node_id, broker.host, broker.port).request(_described(resource_type), timeout=timeout)
-    return _bindings(client.config, answer)
+    return _acls_on(client, broker, resource_type, timeout)
+
+
+def _acls_on(
+    client: ClusterClient, broker: Broker, resource_type: ResourceType | None, timeout: float | None
+) -> frozenset[AclBinding]:
+    connection = client.connect(broker.node_id, broker.host, broker.port, timeout=timeout)
+    return _bindings(client.config, connection.request(_described(resource_type), timeout=timeout))
 
 
 def kafka_acls_line(binding: AclBinding, cluster: Arguments, *, remove: bool = False) -> str:

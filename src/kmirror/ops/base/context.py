@@ -133,6 +133,22 @@ class Destination:
         if self.condition is not None:
             self.condition(self.state() if state is None else state)
 
+    @contextmanager
+    def requiring(self, condition: Callable[[State], None]) -> Iterator[None]:
+        """Let all that is changed meanwhile require, under the lock, this condition too."""
+        before = self.condition
+
+        def both(state: State) -> None:
+            if before is not None:
+                before(state)
+            condition(state)
+
+        self.condition = both
+        try:
+            yield
+        finally:
+            self.condition = before
+
     def use_in_threads(self) -> None:
         """Give the store connections of its own, so that threads may share it while others use `client`."""
         self.store = StateStore(self.config)

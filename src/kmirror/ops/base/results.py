@@ -36,7 +36,7 @@ from kmirror.ops.base.hook_runs import HOOK_RUNS, HookRun
 from kmirror.ops.base.topic_results import GROUP_RESULTS, RESULTS, GroupResult, Outcome, TopicResult
 
 #: Reasons that mean a cluster refuses us or does not answer: exit code 6 when nothing else happened.
-_UNREACHABLE_REASONS = frozenset(
+UNREACHABLE_REASONS = frozenset(
     {
         Reason.SOURCE_UNREACHABLE,
         Reason.DESTINATION_UNREACHABLE,
@@ -263,7 +263,7 @@ def exit_code_of(rows: Iterable[TopicResult]) -> ExitCode:
         return ExitCode.TIMED_OUT
     if len(bad) < len(all_rows):
         return ExitCode.PARTLY_DONE
-    if all(row.reason in _UNREACHABLE_REASONS for row in bad):
+    if all(row.reason in UNREACHABLE_REASONS for row in bad):
         return ExitCode.UNREACHABLE
     return ExitCode.REFUSED if all(row.result is Outcome.REFUSED for row in bad) else ExitCode.PARTLY_DONE
 

@@ -16,6 +16,8 @@ from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.journal import Level
 from kmirror.engine.threads import call_in_thread
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
+from kmirror.ops.base.results import UNREACHABLE_REASONS
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.words import at_time
 
 T = TypeVar("T")
@@ -53,6 +55,16 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, BrokerError):
         return error.code in _PASSING_CODES
     return isinstance(error, UnreachableError) and error.reason in _PASSING_REASONS
+
+
+def interrupted_row(
+    topic: str | None, message: str, error: KmirrorError, hint: str | None, partition: int | None = None
+) -> TopicResult:
+    """Return the row of a topic in the middle of a verb: TIMED_OUT if the error may pass, else FAILED."""
+    outcome = Outcome.TIMED_OUT if is_transient(error) else Outcome.FAILED
+    # that a cluster does not answer must not mean that nothing was changed
+    reason = None if error.reason in UNREACHABLE_REASONS else error.reason
+    return TopicResult(topic, partition, outcome, message, reason, hint=hint)
 
 
 class Retries:

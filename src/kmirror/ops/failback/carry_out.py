@@ -9,17 +9,18 @@ from functools import partial
 from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.topic_requests import create_partitions
 from kmirror.commands import command_line, option
-from kmirror.errors import ExitCode, Reason, UnreachableError, settled
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UnreachableError, settled
 from kmirror.ops.add.add import add
 from kmirror.ops.add.topic_admin import CREATION_S, PAUSE_S, await_topics
-from kmirror.ops.base.context import Destination, change, now_ms, own_event, source_client
+from kmirror.ops.base.context import Destination, as_kmirror_error, change, now_ms, own_event, source_client
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.failback.facts import TopicComparison
 from kmirror.ops.failback.groups import adopt_offsets, require_committed
 from kmirror.ops.failback.plan import already_mirrored_row, rows_of
 from kmirror.ops.failback.progress import TopicStep, TopicWork
-from kmirror.ops.failback.steps import CREATED, PLANNED, RECREATED, FailbackRun, Topic
+from kmirror.ops.failback.steps import AGAIN, CREATED, PLANNED, RECREATED, FailbackRun, Topic
 from kmirror.ops.failback.truncation_plan import TruncationPlan, write_plan
 from kmirror.ops.rights.producer_block import forget_handed_over, hand_over_denials
 from kmirror.ops.stop.steps import Step
@@ -35,11 +36,27 @@ def carry_out_plan(run: FailbackRun) -> None:
     """Walk the plan's table of steps."""
     plan = run.plan
     if plan.comparisons or plan.deleted or run.progress.is_unfinished:
-        run.runner.walk(CUT if plan.cuts else MIRROR, run)
+        try:
+            run.runner.walk(CUT if plan.cuts else MIRROR, run)
+        except (KmirrorError, OutcomeUnknown) as error:
+            if not run.has_begun:
+                raise
+            _report_interrupted(run, as_kmirror_error(error))
     if run.runner.acts:
         # what `add` refuses now comes after changes
         run.rows = [replace(r, result=Outcome.FAILED) if r.result is Outcome.REFUSED else r for r in run.rows]
     run.rows += [already_mirrored_row(name) for name in plan.mirrored]
+
+
+def _report_interrupted(run: FailbackRun, error: KmirrorError) -> None:
+    """Add the rows of the topics that an error has kept from being done."""
+    named = {row.topic for row in run.rows}
+    topics = [*(one.topic for one in run.plan.comparisons), *(work.topic for work in run.plan.deleted)]
+    left: list[str | None] = [name for name in topics if name not in named]
+    hint = f"{error.hint}; {AGAIN}" if error.hint else AGAIN
+    for name in left or [None]:
+        what = "how the failback has ended is not recorded" if name is None else f"{name} is not failed back yet"
+        run.rows.append(interrupted_row(name, f"{what}: {error.message}", error, hint))
 
 
 def _begin(run: FailbackRun) -> str:
@@ -52,6 +69,7 @@ def _begin(run: FailbackRun) -> str:
         "count": len(plan.comparisons) + len(plan.deleted),
     }
     run.progress.begin("BEGUN", facts, "RESUMED")
+    run.has_begun = True
     return "begun"
 
 

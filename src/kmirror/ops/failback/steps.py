@@ -15,15 +15,16 @@ from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
-from kmirror.errors import KmirrorError, OutcomeUnknown, RefusedError, settled
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, settled
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
 from kmirror.ops.add.archive_admin import create_archive, kept_until_ms
 from kmirror.ops.add.topic_admin import delete_topic
 from kmirror.ops.base.bulk import Bulk
-from kmirror.ops.base.context import Destination, as_kmirror_error
+from kmirror.ops.base.context import Destination, NamedClusterError, as_kmirror_error
 from kmirror.ops.base.divergence import Divergence
 from kmirror.ops.base.gone import is_there
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.failback.facts import TopicComparison, require_unread
 from kmirror.ops.failback.groups import require_committed, restore_offsets
@@ -46,7 +47,7 @@ from kmirror.work import Meter, Watch
 
 #: How often to record which partitions of the archive are verified.
 PROOF_S = 10.0
-_AGAIN = "run the same command again to continue"
+AGAIN = "run the same command again to continue"
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class FailbackRun:
     #: What the new primary has stored; topics whose producers it has on record as denied WRITE here.
     there: State = field(default_factory=State)
     denied: list[str] = field(default_factory=list)
+    #: True once the beginning is recorded.
+    has_begun: bool = False
     is_over: bool = False
 
     @property
@@ -88,8 +91,9 @@ class FailbackRun:
             do()
         except (KmirrorError, OutcomeUnknown) as error:
             failed = as_kmirror_error(error)
-            hint = failed.hint or _AGAIN
-            self.rows.append(TopicResult(topic, None, Outcome.FAILED, failed.message, failed.reason, hint=hint))
+            if isinstance(failed, NamedClusterError) and failed.reason is Reason.DESTINATION_UNREACHABLE:
+                raise  # nothing can be recorded of the other topics either
+            self.rows.append(interrupted_row(topic, failed.message, failed, failed.hint or AGAIN))
 
 
 @dataclass(slots=True)

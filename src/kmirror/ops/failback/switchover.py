@@ -27,6 +27,7 @@ from kmirror.ops.base.context import (
 )
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import ErrorInfo, VerbResult
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
@@ -104,7 +105,14 @@ def switchover(
     runner = StepRunner(checkpoint, acts=not dry_run)
     work = _Switchover(destination, request, mirror, chosen, stopped_before, watcher, stopping, runner, began_ms, gate)
     with LeftBehind(mirror, whole=request.topics is None) as left:
-        runner.walk(SWITCHOVER, work)
+        try:
+            runner.walk(SWITCHOVER, work)
+        except KmirrorError as error:
+            if not hasattr(work, "stopped"):
+                raise
+            if work.returned is not None:
+                omitted.append(f"the recorded progress was not deleted: {error.message}; run the same command again")
+            work.returned = work.returned or error
         stopped, returned = work.stopped, work.returned
         warnings = (*omitted, *stopped.result.warnings, *left.warnings(destination.state))
         stopped = replace(stopped, result=replace(stopped.result, warnings=warnings))
@@ -313,12 +321,15 @@ def _joined(mirror: str, stopped: VerbResult, returned: VerbReport | KmirrorErro
         rows, groups, warnings = stopped.results, stopped.groups, stopped.warnings
         error, code = ErrorInfo.of(returned), returned.exit_code
     if code == ExitCode.REFUSED:
-        # REFUSED would mean that nothing was changed. Clients still in use there may stop later, so retrying can help;
-        # records after the fork, and anything else, stay.
+        # REFUSED would mean that nothing was changed, as would UNREACHABLE. Clients still in use there may stop later,
+        # so retrying can help; records after the fork, and anything else, stay.
         has_records = isinstance(returned, VerbReport)
         code = ExitCode.TIMED_OUT if isinstance(returned, InUseError) else ExitCode.PARTLY_DONE
         if has_records and error is not None:
             error = replace(error, hint=f"`kmirror failback` on the old source decides about them: {error.hint}")
+    elif code == ExitCode.UNREACHABLE:
+        passes = isinstance(returned, KmirrorError) and is_transient(returned)
+        code = ExitCode.TIMED_OUT if passes else ExitCode.PARTLY_DONE
     if error is not None:
         message = f"promoted, but the old source is not a mirror of this cluster yet: {error.message}"
         hint = f"{error.hint or 'fix the cause'}; then run the same command again"

@@ -56,6 +56,8 @@ class ProducerBlock:
         self.since_ms: dict[str, int | None] = {
             topic: rights.blocked_ms for topic in topics if (rights := state.rights(mirror, topic)).blocked
         }
+        #: Those that were blocked before, by what is recorded.
+        self.recorded = frozenset(self.since_ms)
         #: When blocked topics were proved to be writable at the destination.
         self.writable_ms: dict[str, int] = {
             topic: at for topic in self.since_ms if (at := state.rights(mirror, topic).writable_ms) is not None

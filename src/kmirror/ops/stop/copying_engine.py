@@ -7,7 +7,7 @@ import time
 from kmirror.ops.base.context import now_ms
 from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.stop.promote_request import Show
-from kmirror.state.engine_identity import EngineSilence
+from kmirror.state.engine_identity import EngineSilence, process_of
 from kmirror.state.records import EngineState
 from kmirror.state.snapshot import State
 from kmirror.status.engine_health import engine_in_charge
@@ -26,6 +26,8 @@ class CopyingEngine:
         self._mirror = mirror
         self._show = show
         self._started_at = 0.0
+        #: That it has replaced an engine, for people.
+        self.warnings: list[str] = []
         self._silence = EngineSilence()
         #: True once a heartbeat was seen to follow another.
         self._is_beating = False
@@ -34,6 +36,10 @@ class CopyingEngine:
         """Start our own engine if none is in charge."""
         if self._is_in_charge(state) or self._own.is_running:
             return
+        engine = state.engine(self._mirror)
+        if not self._started_at and engine is not None and engine.state is not EngineState.RELEASED:
+            text = f"the engine of mirror {self._mirror}, {process_of(engine)}, sends no heartbeat"
+            self.warnings.append(f"{text}: promote started another one, which ends with promote")
         if time.monotonic() - self._started_at > _RESTART_ENGINE_S:
             said = self._own.error_text()
             self._show.say("no engine is in charge: one is started" + (f" again ({said})" if said else ""))

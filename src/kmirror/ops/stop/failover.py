@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
-from kmirror.errors import Reason
+from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import Destination, now_ms, require_mirror
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import VerbResult
@@ -18,14 +18,17 @@ from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.copied_back import live_elsewhere
 from kmirror.ops.stop.report import VerbReport, sorted_rows, totals_of
 from kmirror.ops.stop.steps import Checkpoint, Gate, StepRunner, no_gate
-from kmirror.ops.stop.stop import live_elsewhere, stop
+from kmirror.ops.stop.stop import stop
 from kmirror.ops.stop.work import StopRequest, is_stopped
 from kmirror.settings.parsing import stored_settings
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.lease import end_transaction
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.state.waiting import BRIEFLY_S, UNTIL_ABORTED_S
 
 
 def failover(
@@ -48,7 +51,7 @@ def failover(
     """
     runner = StepRunner(checkpoint, acts=not dry_run)
     if runner.acts and gate is not no_gate:
-        _, record, chosen = _read(destination, mirror, topics)
+        _, record, chosen = _read(destination, mirror, topics, acts=True)
         gate(record, [topic.topic for topic in chosen])
     state, record, chosen = _chosen(destination, mirror, topics, runner)
     request = StopRequest(
@@ -93,13 +96,18 @@ def _chosen(
     """Return the stored state, the mirror and the topics to stop."""
     if runner.acts:
         destination.will_change(name)
-    return _read(destination, name, topics, each=each)
+    return _read(destination, name, topics, each=each, acts=runner.acts)
 
 
 def _read(
-    destination: Destination, name: str, topics: TopicSelector | None, *, each: bool = True
+    destination: Destination, name: str, topics: TopicSelector | None, *, each: bool = True, acts: bool
 ) -> tuple[State, MirrorRecord, list[TopicRecord]]:
-    state = destination.state()
+    state = destination.state(BRIEFLY_S if acts else UNTIL_ABORTED_S)
+    if acts and destination.store.hidden_from is not None:
+        if state.mirror(name) is not None:
+            with suppress(KmirrorError):  # brokers abort it in the end
+                end_transaction(destination.store, name)
+        state = destination.state()
     mirror = require_mirror(state, name)
     return state, mirror, select_topics(state.topics(name), topics, f"of mirror {name}", each=each)
 

@@ -22,7 +22,7 @@ from kmirror.ops.stop.report import partitions_of
 from kmirror.ops.stop.work import StopWork
 from kmirror.state.engine_identity import living_engine
 from kmirror.state.lease import end_lease
-from kmirror.state.records import EngineState, PartitionState, TopicRecord
+from kmirror.state.records import DesiredState, EngineState, PartitionState, TopicRecord
 from kmirror.state.store import DEFAULT_TIMEOUT_S
 from kmirror.state.waiting import STEP_S, Deadline
 
@@ -40,16 +40,19 @@ def decide_to_fence(work: StopWork) -> None:
 def release_topics(work: StopWork) -> str:
     """Wait until the engine has released the topics, or take its lease: then brokers must fence it."""
     request = work.request
-    if not work.topics:
+    if not work.left:
         _end_engine(work)
         return "engine ended"
     if request.whole:
         work.must_fence |= _end_engine(work)
         return "engine fenced"
-    names, states = [topic.topic for topic in work.topics], (PartitionState.STOPPING, PartitionState.STOPPED)
+    names, states = [topic.topic for topic in work.left], (PartitionState.STOPPING, PartitionState.STOPPED)
     ended = await_handover(work.destination, request.mirror, names, states, _HANDOVER_S)
     if ended is Handover.CLEAN:
         return "engine released the topics"
+    work.drop_taken()
+    if len(work.left) < len(names):
+        return release_topics(work)  # an engine does not release what it copies again
     if ended is Handover.LATE:
         work.done.warnings.append(f"the engine did not release the topics within {_HANDOVER_S:g} s and was fenced")
     _end_engine(work)
@@ -69,8 +72,11 @@ def foresee_release(work: StopWork) -> None:
 
 def _end_engine(work: StopWork) -> bool:
     """Take the lease from the engine that has it; return False if there was certainly none."""
-    work.destination.require_condition()
     mirror = work.request.mirror
+    work.drop_taken()
+    others = [] if work.left else work.destination.state().topics(mirror)
+    if any(topic.desired is not DesiredState.STOPPED for topic in others):
+        return False  # it copies topics that are mirrored since
     engine = work.state.engine(mirror)
     if engine is None or engine.state is EngineState.RELEASED:
         engine = work.destination.state().engine(mirror)  # one may have started as this was recorded
@@ -98,7 +104,7 @@ def find_writers(work: StopWork) -> None:
 def fence_writers(work: StopWork) -> str:
     """Fence the mirror's producers, which also returns where the logs ended."""
     client = work.destination.client
-    work.destination.require_condition()
+    work.drop_taken()
     found = fence(client, work.writers, metadata=work.metadata)
     refused = {p: w for p, w in work.writers.items() if found[p].error_code in _REFUSED}
     if refused and work.request.fence_with_record:

@@ -28,6 +28,7 @@ from kmirror.engine.histories.filler_end import filler_end
 from kmirror.errors import BrokerError, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.add.topic_admin import TopicAdmin
 from kmirror.ops.base.context import as_kmirror_error, now_ms
+from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.at_stop import age_note, clamp_groups
 from kmirror.ops.groups.commit import refused_sentences
@@ -112,7 +113,8 @@ def trim_fillers(work: StopWork) -> str:
         present, _ = _present_settings(work)
         unfinished = [name for name, one in present.items() if not isinstance(one, int) and has_unfinished_trim(one)]
         if unfinished or work.fillers:
-            work.destination.require_condition()
+            work.drop_taken()
+            unfinished = [topic.topic for topic in work.left if topic.topic in unfinished]
             work.settings_query = work.present = None
         restore_settings(client, unfinished)
         troubles: dict[str, KmirrorError] = {}
@@ -169,9 +171,10 @@ def clamp_group_offsets(work: StopWork) -> str:
     """
     put_back, dry_run = work.request.reason is not Reason.PROMOTED, not work.runner.acts
     try:
-        groups = clamp_groups(
-            work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
-        )
+        with work.none_taken():
+            groups = clamp_groups(
+                work.destination, work.request.mirror, work.ranges or {}, put_back=put_back, dry_run=dry_run
+            )
         work.done.groups += groups.results
         seen_ms = (one.source_as_of_ms for one in work.at_stop.values())
         mirror, source_seen_ms = work.state.mirror(work.request.mirror), max(filter(None, seen_ms), default=None)
@@ -184,12 +187,14 @@ def clamp_group_offsets(work: StopWork) -> str:
 
 
 def failing_all(step: Callable[[StopWork], str | None]) -> Callable[[StopWork], str | None]:
-    """Return the function with any error of it reported for each topic that is left, so that none is stopped."""
+    """Return the function with a lasting error of it reported for each topic that is left, so that none is stopped."""
 
     def run(work: StopWork) -> str | None:
         try:
             return step(work)
         except (KmirrorError, OutcomeUnknown) as error:
+            if is_transient(error):
+                raise
             for topic in work.left:
                 work.fail(topic.topic, as_kmirror_error(error))
             return None
@@ -217,7 +222,7 @@ def find_settings(work: StopWork) -> None:
 @failing_all
 def apply_settings(work: StopWork) -> str:
     """Give topics their deferred settings."""
-    work.destination.require_condition()
+    work.drop_taken()
     for name, error in _set_settings(work, work.settings).items():
         if error is not None:
             message = f"{name} did not get its deferred settings: {error.message}"
@@ -252,8 +257,9 @@ def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]
 def lift_protection(work: StopWork) -> str:
     """Lift the write protection, and probe that the topics are writable."""
     destination = work.destination
-    names = [topic.topic for topic in work.left]
-    lifts = lift_rights(destination, work.request.mirror, names) if names else {}
+    with work.none_taken():
+        names = [topic.topic for topic in work.left]
+        lifts = lift_rights(destination, work.request.mirror, names) if names else {}
     for name, lifted in lifts.items():
         if lifted.error is not None:
             work.fail(name, lifted.error)

@@ -12,25 +12,19 @@ promote takes over the topics of one that was killed (`promote_claim`).
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.engine.spark.conf import SparkOptions
-from kmirror.engine.spark.conf import check as check_spark
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.base.context import (
     Destination,
-    cluster_id_of,
     now_ms,
     require_mirror,
-    require_same_cluster,
     source_client,
 )
 from kmirror.ops.base.evidence import evidence_of
@@ -45,11 +39,13 @@ from kmirror.ops.rights.producer_block import ProducerBlock
 from kmirror.ops.rights.protection import is_mirrored
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.clients import ClientComparison
+from kmirror.ops.stop.copied_back import live_elsewhere
 from kmirror.ops.stop.copying_engine import CopyingEngine
 from kmirror.ops.stop.promote_checks import (
     FinalCheck,
     dry_run_warnings,
     missing_beginnings,
+    require_source,
     rights_trouble,
     settings_trouble,
 )
@@ -76,7 +72,7 @@ from kmirror.ops.stop.promote_request import (
 from kmirror.ops.stop.report import VerbReport, sorted_rows
 from kmirror.ops.stop.source_after_stop import check_source_after_stop, rows_of_stopped
 from kmirror.ops.stop.steps import Gate, Step, StepRunner, no_gate
-from kmirror.ops.stop.stop import live_elsewhere, stop
+from kmirror.ops.stop.stop import stop
 from kmirror.ops.stop.work import StopRequest, StopResults, is_stopped
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import State
@@ -110,14 +106,7 @@ def promote(
         TimedOutError: it is not known in time whether another promote still waits.
         UnreachableError: a cluster does not answer at the beginning.
     """
-    if request.timeout_ms is not None and request.timeout_ms <= 0:
-        raise UsageError("--timeout is not positive", "give a duration such as 30m")
-    # our own engine may need it much later
-    check_spark(SparkOptions(1, Path(os.devnull), "promote", request.master), os.environ)
-    if request.block_producers:
-        if request.idle_ms is None:
-            raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
-        request = replace(request, idle_ms=0)
+    request = request.checked()
     began_ms, show = now_ms(), Show(watcher)
     until = math.inf if request.timeout_ms is None else show.began + request.timeout_ms / 1000
     claim = Claim(destination, request.mirror, show.say)
@@ -132,11 +121,11 @@ def promote(
         nullcontext(own) if own else OwnEngine(mirror.name, destination.properties, request.master) as own_engine,
     ):
         checker = ReadinessChecker(destination, mirror, request.idle_ms)
-        require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
-        show.say(f"the source answers: cluster {mirror.source_cluster_id}")
+        is_begun = bool(waiting) and all(has_unfinished_promote(topic) for topic in waiting.values())
+        show.say(require_source(source, mirror, is_needed=dry_run or not is_begun))
         show.say(f"destination: cluster {destination.cluster_id}; {counted(len(chosen), 'topic')} to promote")
         producer_block = ProducerBlock(destination, mirror.name, source, state, [topic.topic for topic in chosen])
-        if request.block_producers and waiting:
+        if request.block_producers and waiting and not is_begun:
             producer_block.require_possible()
             show.say("producers can be blocked at the source, except its super users")
         engine, event = CopyingEngine(own_engine, mirror.name, show), stopping or threading.Event()
@@ -235,7 +224,12 @@ class _Promotion:
     def finish_begun(self) -> bool:
         """Finish their stops."""
         if self.request.block_producers:
-            self.block(self.begun)
+            try:
+                self.block(self.begun)
+            except UnreachableError as error:
+                if not self.producer_block.recorded.issuperset(self.begun):
+                    raise
+                self.show.say(f"whether producers are still blocked is unknown: {error.message}")
         self.stop(self.begun)
         return True
 
@@ -255,6 +249,7 @@ class _Promotion:
                 self.stopping.wait(_STEP_S)
         if waiting and not self.failed and not self.unknown and (trouble := self.engine.trouble(self.state)):
             self.done.warnings.append(trouble)
+        self.done.warnings += self.engine.warnings
         why = "interrupted" if self.stopping.is_set() else "not ready in time"
         for topic in waiting:
             missing = self.readiness.missing.get(topic)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kmirror.cluster.client import EARLIEST, ClusterClient
+from kmirror.cluster.connection import WrongClusterError
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
@@ -18,13 +19,15 @@ from kmirror.cluster.rights.authorized import missing_rights
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
 from kmirror.engine.driver.side_jobs import JobView
-from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason
+from kmirror.errors import HISTORY_REASONS, KmirrorError, OutcomeUnknown, Reason, UnreachableError
 from kmirror.ops.base.context import (
     Destination,
     as_kmirror_error,
+    cluster_id_of,
     naming_cluster,
     now_ms,
     require_mirror,
+    require_same_cluster,
     source_client,
 )
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
@@ -147,6 +150,22 @@ def verify_trouble(
             TopicResult(row.topic, row.partition, Outcome.FAILED, row.message, reason, hint=hint)
         )
     return failed, unknown
+
+
+def require_source(source: ClusterClient, mirror: MirrorRecord, *, is_needed: bool) -> str:
+    """Return a sentence on whether the source answers, which it must if it `is_needed`: what has begun ends without it.
+
+    Raises:
+        RefusedError: another cluster answers as the source.
+        UnreachableError: it does not answer.
+    """
+    try:
+        require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
+    except UnreachableError as error:
+        if is_needed or isinstance(error, WrongClusterError):
+            raise
+        return f"the source does not answer: {error.message}"
+    return f"the source answers: cluster {mirror.source_cluster_id}"
 
 
 def missing_beginnings(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from kmirror.commands import on_topics
@@ -162,14 +162,9 @@ class Claim:
                 Reason.FENCED,
             )
 
-    @contextmanager
-    def required(self) -> Iterator[None]:
+    def required(self) -> AbstractContextManager[None]:
         """Let all that is changed meanwhile require, under the lock, that the claim is still ours."""
-        self._destination.condition = self.require
-        try:
-            yield
-        finally:
-            self._destination.condition = None
+        return self._destination.requiring(self.require)
 
     def is_held(self) -> bool:
         """Return whether no other promote is known to have taken over."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kmirror.commands import on_topics
-from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.engine.spark.conf import SparkOptions
+from kmirror.engine.spark.conf import check as check_spark
+from kmirror.errors import KmirrorError, Reason, UnreachableError, UsageError
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.stop.promote_claim import has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import Missing, Readiness
@@ -36,6 +40,18 @@ class PromoteRequest:
     together: bool = False
     #: Deny everyone WRITE on the source's topics, instead of waiting until their ends have not moved for a while.
     block_producers: bool = False
+
+    def checked(self) -> PromoteRequest:
+        """Return it with what its options imply. Raises UsageError: it is contradictory, or its master is none."""
+        if self.timeout_ms is not None and self.timeout_ms <= 0:
+            raise UsageError("--timeout is not positive", "give a duration such as 30m")
+        # our own engine may need it much later
+        check_spark(SparkOptions(1, Path(os.devnull), "promote", self.master), os.environ)
+        if not self.block_producers:
+            return self
+        if self.idle_ms is None:
+            raise UsageError("--block-producers and --allow-producers exclude each other", "give one of them")
+        return replace(self, idle_ms=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,24 @@ def stopped_row(
     return replace(row, message="; ".join(clauses))
 
 
+def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
+    """Return the stored results of a topic that was stopped before, by partition."""
+    records = state.partitions(topic.mirror, topic.topic)
+    why = topic.stop_reason or "STOPPED"
+    if not records:
+        return [TopicResult(topic.topic, None, Outcome.NOOP, f"{topic.topic} was already stopped ({why})")]
+    return [
+        stopped_row(
+            TopicPartition(topic.topic, record.partition),
+            record,
+            Outcome.NOOP,
+            record.reason,
+            f"was already stopped ({why}, {at_time(record.state_time_ms)})",
+        )
+        for record in records
+    ]
+
+
 def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
     """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
     if known.source_offset is None:
@@ -265,7 +283,11 @@ def needs_attention(row: TopicResult) -> bool:
 
 def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTotals:
     """Sum up the rows of partitions; `source_trouble` is why the source did not answer now, None if it did."""
-    all_parts = [row for row in rows if row.partition is not None]
+    every = tuple(rows)
+    all_parts = [row for row in every if row.partition is not None]
+    of_topics = {row.topic for row in all_parts}
+    # a topic that was not stopped may have no row of its partitions: that is not to have lost nothing
+    is_all = all(row.topic in of_topics for row in every if row.result not in (Outcome.DONE, Outcome.NOOP))
     parts = [row for row in all_parts if not row.is_complete]
     known = [row.at_stop for row in parts if row.at_stop is not None]
     lost = [row.lag for row in parts if row.lag is not None]
@@ -281,12 +303,12 @@ def totals_of(rows: Iterable[TopicResult], source_trouble: str | None) -> StopTo
         partitions=len(all_parts),
         complete_partitions=len(all_parts) - len(parts),
         failed_partitions=sum(one.failure is not None for one in known),
-        known_lost_records=sum(lost) if lost or not parts else None,
+        known_lost_records=sum(lost) if lost or (is_all and not parts) else None,
         partitions_unknown=len(parts) - len(lost),
         estimated_more_records=estimated_in_all(parts),
         estimated_more_at_loss_records=estimated_in_all(parts, at_loss=True),
         foreign_records=sum(one.foreign_records for one in known),
-        rpo_ms=max(certain, default=0) if len(certain) == len(rpos) else None,
+        rpo_ms=max(certain, default=0) if is_all and len(certain) == len(rpos) else None,
         rpo_at_least_ms=max(certain, default=None),
         rpo_at_loss_ms=longest_at_loss if lost_ms and None not in at_loss else None,
         source_lost_ms=lost_ms,

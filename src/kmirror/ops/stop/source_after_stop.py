@@ -15,9 +15,9 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
 from kmirror.ops.base.context import Destination, as_kmirror_error, change, now_ms, source_client
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.stop.copied_back import copied_back
 from kmirror.ops.stop.promote_readiness import ANOTHER, count_of, silence_text
-from kmirror.ops.stop.report import source_only_record
-from kmirror.ops.stop.stop import already_stopped_rows, copied_back
+from kmirror.ops.stop.report import already_stopped_rows, source_only_record
 from kmirror.ops.stop.work import StopResults
 from kmirror.state.records import (
     AtStop,

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.commands import on_mirror, option
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.gone import gone_topics, not_described
+from kmirror.ops.base.retrying import interrupted_row
 from kmirror.ops.base.topic_results import Outcome, TopicResult
-from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.stop import fencing, make_writable
 from kmirror.ops.stop.report import (
+    already_stopped_rows,
     incomplete_warnings,
     partitions_of,
     spread_warnings,
@@ -29,7 +29,7 @@ from kmirror.ops.stop.report import (
     with_all_partitions,
 )
 from kmirror.ops.stop.steps import Step, StepRunner
-from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped
+from kmirror.ops.stop.work import RUN_AGAIN, StopRequest, StopResults, StopWork, is_stopped, taken
 from kmirror.settings.parsing import canonical, stored_settings
 from kmirror.settings.patterns import TopicSelector
 from kmirror.state.records import (
@@ -46,7 +46,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.snapshot import Changes, State
-from kmirror.words import at_time, counted
+from kmirror.state.waiting import boottime
 
 #: Time brokers may take to delete a topic that was being rebuilt.
 _DELETION_S = 3.0
@@ -56,8 +56,6 @@ _BRING_BACK_REPLICAS = (
     f"bring back the brokers that hold the others, or lower min.insync.replicas of the topic, then {RUN_AGAIN}"
 )
 _BRING_BACK = f"bring back the brokers or log directories that hold it, then {RUN_AGAIN}"
-#: Time that the source may take to show what is stored there.
-_ELSEWHERE_MS = 3_000
 
 
 def stop(
@@ -65,16 +63,47 @@ def stop(
 ) -> StopResults:
     """Stop mirroring to these topics, or have the `runner` rehearse it; `state` is the stored state, if just read.
 
+    An error in the middle becomes the rows of the topics that are half-way; for a promote, which resumes, it is raised.
+
     Raises:
         RefusedError: no such mirror; another operation is rebuilding or adding a topic at this moment.
         UnreachableError: the destination does not answer; the same command resumes.
     """
     with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
         work = StopWork(destination, request, runner or StepRunner(), state or destination.state())
-        with work.resources:
+    try:
+        with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE), work.resources:
             work.runner.walk(STOP, work)
+    except KmirrorError as error:
+        half_way = _half_way(work)
+        if request.reason is Reason.PROMOTED or not work.runner.acts or not half_way:
+            raise
+        _report_half_way(work, half_way, error)
     work.done.state = work.state if work.runner.acts and not work.is_over else None
     return work.done
+
+
+def _half_way(work: StopWork) -> list[str]:
+    """Return the topics whose stop has begun, or may have, and is not finished."""
+    names = [topic.topic for topic in (*work.topics, *work.gone)] or work.request.topics
+    topics = [topic for name in names if (topic := work.state.topic(work.request.mirror, name)) is not None]
+    return [
+        one.topic for one in topics if one.pending_operation == PENDING_STOP or (work.in_doubt and not is_stopped(one))
+    ]
+
+
+def _report_half_way(work: StopWork, half_way: Collection[str], error: KmirrorError) -> None:
+    """Report which topics an error has left half-way, and what was stopped before."""
+    results = [row for row in work.done.results if row.topic not in half_way or row.topic in work.failed]
+    for name in work.request.topics:
+        topic = work.state.topic(work.request.mirror, name)
+        if name in half_way and name not in work.failed:
+            what = f"it is unknown whether {name} was stopped" if work.in_doubt else f"{name} is not stopped yet"
+            hint = f"{error.hint}; {RUN_AGAIN}" if error.hint else RUN_AGAIN
+            results.append(interrupted_row(name, f"{what}: {error.message}", error, hint))
+        elif topic is not None and is_stopped(topic) and not any(row.topic == name for row in results):
+            results += already_stopped_rows(work.state, topic)
+    work.done.results = results
 
 
 def _recording(
@@ -92,7 +121,13 @@ def _recording(
             work.state = state.after(changes)
             return changes
 
-        change(work.destination, work.request.mirror, decide_and_keep)
+        before = work.state
+        try:
+            change(work.destination, work.request.mirror, decide_and_keep)
+        except KmirrorError as error:
+            work.state, work.in_doubt = before, isinstance(error.__cause__, OutcomeUnknown)
+            raise
+        work.seen_at = boottime()
         then(work)
         return reached
 
@@ -228,9 +263,9 @@ def _find_mirrored_ends(work: StopWork) -> None:
 def _ends(work: StopWork, state: State) -> Changes:
     """Return the records of partitions with their ends, of those that have none."""
     mirror, facts, records = work.request.mirror, work.facts, []
+    topics = {one.topic: topic for one in work.topics if (topic := _pending(one, state))}
     for topic_partition, known in work.at_stop.items():
-        topic = state.topic(mirror, topic_partition.topic)
-        if topic is None or topic.pending_operation != PENDING_STOP:
+        if (topic := topics.get(topic_partition.topic)) is None:
             continue
         record = state.partition(mirror, *topic_partition)
         if record is None:
@@ -239,6 +274,12 @@ def _ends(work: StopWork, state: State) -> Changes:
             row = facts.reports[topic_partition].row if topic_partition in facts.reports else None
             records.append(_with_end(record, topic, facts.last_mirrored_offsets[topic_partition], known, row))
     return Changes(tuple(records))
+
+
+def _pending(one: TopicRecord, state: State) -> TopicRecord | None:
+    """Return what is stored of a topic now if its stop is still this one, and is not finished."""
+    topic = state.topic(one.mirror, one.topic)
+    return None if topic is None or topic.pending_operation != PENDING_STOP or taken(one, state) else topic
 
 
 def _require_all_ends(work: StopWork) -> None:
@@ -293,6 +334,9 @@ def _take_source_answer(work: StopWork) -> str:
 
 def _report_stopped(work: StopWork) -> None:
     """Add the rows of the topics that are stopped now."""
+    for topic in work.left:
+        if error := taken(topic, work.state):
+            work.fail(topic.topic, error)
     request, finished, done = work.request, work.left, work.done
     outcome = f"{work.becomes} stopped"
     for topic in finished:
@@ -323,8 +367,7 @@ def _stopped(
     records: list[TopicRecord | PartitionRecord] = []
     offsets: dict[str, object] = {}
     for one in topics:
-        topic = state.topic(request.mirror, one.topic)
-        if topic is None or topic.pending_operation != PENDING_STOP:
+        if (topic := _pending(one, state)) is None:
             continue
         new = (record for record in unmirrored if record.topic == topic.topic)
         for record in (*state.partitions(request.mirror, topic.topic), *new):
@@ -394,7 +437,7 @@ STOP: tuple[Step[StopWork], ...] = (
         make_writable.clamp_group_offsets,
         make_writable.read_ranges,
         make_writable.clamp_group_offsets,
-        needed=lambda work: work.ranges is not None,
+        needed=lambda work: bool(work.ranges),
     ),
     Step(
         "apply the deferred settings",
@@ -415,60 +458,6 @@ STOP: tuple[Step[StopWork], ...] = (
         _report_stopped,
     ),
 )
-
-
-def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
-    """Return the stored results of a topic that was stopped before, by partition."""
-    records = state.partitions(topic.mirror, topic.topic)
-    why = topic.stop_reason or "STOPPED"
-    if not records:
-        return [TopicResult(topic.topic, None, Outcome.NOOP, f"{topic.topic} was already stopped ({why})")]
-    return [
-        stopped_row(
-            TopicPartition(topic.topic, record.partition),
-            record,
-            Outcome.NOOP,
-            record.reason,
-            f"was already stopped ({why}, {at_time(record.state_time_ms)})",
-        )
-        for record in records
-    ]
-
-
-def copied_back(
-    destination: Destination, mirror: MirrorRecord, topics: Collection[str], timeout_ms: int
-) -> dict[str, list[TopicRecord]]:
-    """Return what mirrors of the source have stored of copies of these topics from here, also of stopped ones.
-
-    Raises KmirrorError, OutcomeUnknown: that is unknown.
-    """
-    state = stored_state_on(mirror.source, timeout_ms) if topics else State.of([])
-    return {
-        other.name: [topic for topic in state.topics(other.name) if topic.source_topic in topics]
-        for other in state.mirrors
-        if other.source_cluster_id == destination.cluster_id
-    }
-
-
-def live_elsewhere(destination: Destination, mirror: MirrorRecord, topics: Collection[str], verb: str) -> list[str]:
-    """Return a warning for each mirror on the source that copies stopped `topics` from here; none if it is unknown.
-
-    After a failback or a switchover both clusters have a mirror of the same name: a stop that finds nothing left to
-    stop may have been meant for the other cluster.
-    """
-    try:
-        copies = copied_back(destination, mirror, topics, _ELSEWHERE_MS)
-    except (KmirrorError, OutcomeUnknown):
-        return []
-    servers = mirror.source.get("bootstrap.servers", "")
-    live = {name: [one for one in some if one.desired is not DesiredState.STOPPED] for name, some in copies.items()}
-    return [
-        f"mirror {mirror.name} is stopped on this cluster, {destination.cluster_id}; the live one is mirror"
-        f" {name} on cluster {mirror.source_cluster_id}, which copies {counted(len(some), 'topic')} from"
-        f" here: `{on_mirror(verb, name, *option('--bootstrap-server', servers))}`"
-        for name, some in live.items()
-        if some
-    ]
 
 
 def require_not_failed_over(state: State, mirror: MirrorRecord) -> None:
