@@ -27,6 +27,8 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.durations import parse_duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kmirror.ops.base.context import Destination
     from kmirror.ops.base.results import VerbResult
     from kmirror.settings.patterns import TopicSelector
@@ -322,7 +324,8 @@ def destination_properties(
 ) -> dict[str, str]:
     """Return the client properties of the destination, from flags, environment and `kmirror.toml`.
 
-    `read` reads the properties file, by default without warnings.
+    `read` reads the properties file, by default without warnings. Its `bootstrap.servers` counts before the
+    default cluster.
 
     Raises:
         UsageError: no destination is named, or two are, or a file cannot be read.
@@ -332,16 +335,17 @@ def destination_properties(
 
     if bootstrap_server and cluster:
         raise UsageError("--bootstrap-server and --cluster exclude each other", "give one of them")
+    read = read or read_properties
+    properties = read(command_config) if command_config else {}
     server = bootstrap_server or (None if cluster else os.environ.get(BOOTSTRAP_ENVIRONMENT))
-    in_environment = None if bootstrap_server or not server else os.environ.get(COMMAND_CONFIG_ENVIRONMENT)
-    named = None
-    if not server:
+    path: str | Path | None = None if bootstrap_server or not server else os.environ.get(COMMAND_CONFIG_ENVIRONMENT)
+    if not server and (cluster or not properties.get("bootstrap.servers", "").strip()):
         config = load_config_file()
         if name := cluster or config.default_cluster:
             named = config.cluster(name)
-            server = named.bootstrap_server
-    path = command_config or (named.command_config if named else in_environment)
-    properties = (read or read_properties)(str(path)) if path else {}
+            server, path = named.bootstrap_server, named.command_config
+    if path and not command_config:
+        properties = read(str(path))
     if server:
         properties["bootstrap.servers"] = server
     if not properties.get("bootstrap.servers", "").strip():

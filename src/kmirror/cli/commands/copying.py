@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -313,4 +314,4 @@ def append_verb(call: Call, topic: str | None, file: str | None, path: str | Non
                 call.output.screen.note(f"warning: {warning}")
             call.require_yes(f"Append these records on cluster {destination.cluster_id}?")
             done = append(destination, file, topic)
-    return call.show(done)
+    return call.show(replace(done, dry_run=call.dry_run))
