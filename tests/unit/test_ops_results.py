@@ -164,7 +164,7 @@ def test_list_has_exactly_these_keys() -> None:
         (Reason.SOURCE_CLUSTER_CHANGED, ExitCode.REFUSED),
     ],
 )
-def test_what_a_cluster_refuses_is_told_from_what_we_refuse(reason: Reason, code: ExitCode) -> None:
+def test_a_refusal_of_the_cluster_and_one_of_ours_have_codes_of_their_own(reason: Reason, code: ExitCode) -> None:
     error = UnreachableError("no", None, reason)
     with pytest.raises(NamedClusterError) as named, naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
         raise error
