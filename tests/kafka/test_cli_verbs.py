@@ -209,6 +209,9 @@ def test_from_create_to_describe(
         reported = kmirror(destination_cluster, "report", "--mirror", mirror, "--html", str(page))
         assert (reported.returncode, reported.stderr) == (0, "")
         assert reported.stdout.startswith(f"wrote {page} (")
+    reported = kmirror(destination_cluster, "report", "--mirror", mirror, "--html", str(page), "--json")
+    (row,) = json.loads(reported.stdout)["results"]
+    assert (reported.returncode, row["message"].startswith(f"wrote {page} (")) == (0, True)
     printed = typed(destination_cluster, "report", "--mirror", mirror, "--html", "-")
     for document in (page.read_text(encoding="utf-8"), printed.stdout):
         text = StrictHtml(document).text()

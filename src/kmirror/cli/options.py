@@ -196,11 +196,12 @@ def verb(
     dry_run: bool = True,
     destination: bool = True,
     documents: bool = True,
+    default_output: bool = True,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a verb of a function; the flags select its common options.
 
     A verb that `changes` something accepts `--yes` and `--dry-run`, and with `--json` prints a VerbResult also when it
-    fails.
+    fails. Without `default_output` only a flag makes it print a document.
     """
     common = [
         *(_DESTINATION if destination else ()),
@@ -218,7 +219,7 @@ def verb(
             session.verbosity = given.pop("verbose")
             session.dry_run = given.get("dry_run", False)
             session.mirror = _one_name(given.get("mirror"))
-            kind = _output(given) if documents else "table"
+            kind = _output(given, default_output) if documents else "table"
             session.output = output_for(kind, session.screen, session.verbosity)
             action = session.kafka_action
             call = Call(session.output, kafka_action=action, **{key: given.pop(key) for key in in_call})
@@ -363,9 +364,10 @@ def chosen_output(flag: str | None) -> str:
     return flag or load_config_file().default_output or "table"
 
 
-def _output(given: dict[str, Any]) -> str:
+def _output(given: dict[str, Any], default_output: bool) -> str:
     kind, as_json = given.pop("output"), given.pop("as_json")
-    return chosen_output("json" if as_json else kind)
+    flag = "json" if as_json else kind
+    return chosen_output(flag) if default_output else flag or "table"
 
 
 class _ScreenHandler(logging.Handler):
