@@ -15,10 +15,12 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
 from kmirror.errors import KmirrorError, Reason, RefusedError
 from kmirror.ops.base.context import Destination, actor, cluster_id_of, naming_cluster, now_ms
+from kmirror.ops.base.results import VerbResult
+from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.trust_checks import require_usable_once_stored
 from kmirror.ops.mirrors.create import checked_properties
 from kmirror.settings.parsing import parse_settings
-from kmirror.words import listed
+from kmirror.words import counted, listed
 from kmirror_plan.inventory import choice_of
 from kmirror_rehearse.clusters import (
     NamedDestination,
@@ -60,12 +62,7 @@ def rehearse(request: RehearsalRequest, progress: Progress) -> Rehearsal:
         run = RehearsalRun(request, source, progress)
         folder = stack.enter_context(rehearsal_folder())
         stack.enter_context(trusting(folder, request.destination or {}))
-        here, named = None, None
-        if request.destination is not None:
-            here = stack.enter_context(Destination.open(request.destination, request.expect_cluster_id))
-            if here.cluster_id == source.cluster_id:
-                raise RefusedError("the destination is the source itself", "name another cluster, or none", Reason.LOOP)
-            named = NamedDestination(here)
+        named, here = _named_destination(request, source, stack)
         clusters = stack.enter_context(ExitStack())
         with run.phase(PhaseName.START, "start Kafka on this machine", catches=False):
             names = [_STAND_IN] if here is not None else [_STAND_IN, "destination"]
@@ -94,6 +91,30 @@ def rehearse(request: RehearsalRequest, progress: Progress) -> Rehearsal:
             run.findings[-1] = replace(run.findings[-1], kind=Kind.NOT_REMOVED)
         run.skip_rest()
         return _evidence(run, here, is_sandbox=named is None)
+
+
+def preview(request: RehearsalRequest) -> VerbResult:
+    """Return what a rehearsal would copy, and where; start and change nothing. Raises as `rehearse` does."""
+    with ExitStack() as stack:
+        source = _read_source(request, stack)
+        _, here = _named_destination(request, source, stack)
+        where = "two clusters on this machine" if here is None else f"one on this machine and {here.cluster_id}"
+        rows = [TopicResult(None, None, Outcome.DONE, f"would copy to {where}, fail over and fail back")]
+        for topic, partitions in source.topics.items():
+            rows.append(TopicResult(topic, None, Outcome.DONE, f"would copy {counted(partitions, 'partition')}"))
+    return VerbResult.of("rehearse", "", rows, dry_run=True)
+
+
+def _named_destination(
+    request: RehearsalRequest, source: Source, stack: ExitStack
+) -> tuple[NamedDestination, Destination] | tuple[None, None]:
+    """Open the destination if one is named. Raises RefusedError: it is the source, or is not empty."""
+    if request.destination is None:
+        return None, None
+    here = stack.enter_context(Destination.open(request.destination, request.expect_cluster_id))
+    if here.cluster_id == source.cluster_id:
+        raise RefusedError("the destination is the source itself", "name another cluster, or none", Reason.LOOP)
+    return NamedDestination(here), here
 
 
 def _read_source(request: RehearsalRequest, stack: ExitStack) -> Source:

@@ -76,8 +76,13 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "without --watch describe prints once; scripts use `kmirror wait`",
         ),
         (
-            ("describe", "--wide", "--failed", *DESTINATION),
-            "--failed, --stopped, --wide, --groups and --settings exclude each other",
+            ("describe", "--failed", "--groups", *DESTINATION),
+            "--failed, --stopped, --groups and --settings exclude each other",
+            "give one of them",
+        ),
+        (
+            ("describe", "--wide", "--groups", *DESTINATION),
+            "--wide, --groups and --settings exclude each other",
             "give one of them",
         ),
         (

@@ -203,7 +203,7 @@ def test_every_verb_that_acts_takes_yes() -> None:
 
 def test_every_verb_takes_json_but_those_that_the_readme_names() -> None:
     without = {name for name, one in _commands() if "--json" not in {flag for o in one.params for flag in o.opts}}
-    named = ["demo", "export", "help", "completion", "pack", "report", "serve", "top"]
+    named = ["demo", "help", "completion", "pack", "serve", "top"]
     assert without == {*named, "sandbox challenge", "sandbox produce"}
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     *most, last = (f"`{name}`" for name in named)

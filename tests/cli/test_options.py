@@ -71,6 +71,14 @@ def test_then_the_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert destination_properties(None, None, None) == {"security.protocol": "SSL", "bootstrap.servers": "prod:9092"}
 
 
+def test_a_named_file_goes_before_the_default_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KMIRROR_BOOTSTRAP_SERVER")
+    mine = {"client.id": "mine", "bootstrap.servers": "mine:9092"}
+    assert destination_properties(None, "mine.properties", None) == mine
+    assert destination_properties(None, "mine.properties", "test")["bootstrap.servers"] == "test:9092"
+    assert destination_properties(None, "bare.properties", None)["bootstrap.servers"] == "prod:9092"
+
+
 def test_a_named_clusters_file_can_be_replaced() -> None:
     assert destination_properties(None, "bare.properties", "prod") == {
         "client.id": "bare",

@@ -214,9 +214,11 @@ def test_a_topic_whose_broker_replaces_timestamps_is_refused(destination_cluster
     make_topic(destination_cluster, stamped, message_timestamp_type="LogAppendTime")
     make_topic(destination_cluster, plain, retention_ms="-1")
     file = write(row(stamped, 0), row(plain, 0))
-    for drill in ("--dry-run", "--yes"):
-        refused = kmirror(destination_cluster, "append", "--file", file, drill, "--json")
+    for how in (["--dry-run"], ["--yes"], []):
+        refused = kmirror(destination_cluster, "append", "--file", file, *how, "--json")
         assert refused.returncode == 3
-        results = {one["topic"]: one for one in json.loads(refused.stdout)["results"]}
+        document = json.loads(refused.stdout)
+        assert document["dryRun"] is ("--dry-run" in how)
+        results = {one["topic"]: one for one in document["results"]}
         assert f"{stamped} has message.timestamp.type=LogAppendTime" in results[stamped]["message"]
         assert values(destination_cluster, stamped) == values(destination_cluster, plain) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,8 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(site: Site) -> None
     assert "[mirrors.paused]" in other.read_text()
     assert "with.dots" not in other.read_text()
     assert typed(site.pair.destination, "export", "--mirror", "none").returncode == 3
+    as_json = json.loads(typed(site.pair.destination, "export", "--json").stdout)
+    assert as_json == tomllib.loads(exported)
     client = kmirror.Client(site.pair.destination.bootstrap_servers)
     assert client.export() == exported
     assert client.apply(other).changes == ()

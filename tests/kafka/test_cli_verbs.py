@@ -175,6 +175,14 @@ def test_from_create_to_describe(
         assert list(row) == RESULT_KEYS
         assert (row["topic"], row["partition"], row["result"]) == (topic, None, expected)
 
+    for others in ((), ("--all",)):
+        planned = typed(destination_cluster, "run", *(others or ("--mirror", mirror)), "--dry-run", "--json")
+        assert planned.returncode == 0, planned.stderr
+        document = json.loads(planned.stdout)
+        assert (list(document), document["verb"], document["dryRun"]) == (VERB_KEYS, "run", True)
+        (row,) = [row for row in document["results"] if row["topic"] == topic]
+        assert (row["result"], row["message"]) == ("DONE", "would copy 2 partitions")
+
     described = kmirror(destination_cluster, "describe", "--mirror", mirror, "--json")
     assert described.returncode == 0
     rows = json.loads(described.stdout)
@@ -201,6 +209,9 @@ def test_from_create_to_describe(
         reported = kmirror(destination_cluster, "report", "--mirror", mirror, "--html", str(page))
         assert (reported.returncode, reported.stderr) == (0, "")
         assert reported.stdout.startswith(f"wrote {page} (")
+    reported = kmirror(destination_cluster, "report", "--mirror", mirror, "--html", str(page), "--json")
+    (row,) = json.loads(reported.stdout)["results"]
+    assert (reported.returncode, row["message"].startswith(f"wrote {page} (")) == (0, True)
     printed = typed(destination_cluster, "report", "--mirror", mirror, "--html", "-")
     for document in (page.read_text(encoding="utf-8"), printed.stdout):
         text = StrictHtml(document).text()
@@ -282,6 +293,7 @@ def mirror(
 BAD_INPUT: list[tuple[list[str], int, str]] = [
     (["describe", "--mirror", "nobody-knows-it"], 3, "there is no mirror nobody-knows-it on this destination"),
     (["run", "--mirror", "nobody-knows-it"], 3, "there is no mirror nobody-knows-it on this destination"),
+    (["run", "--mirror", "nobody-knows-it", "--dry-run"], 3, "there is no mirror nobody-knows-it on this destination"),
     (["verify", "--mirror", "nobody-knows-it"], 3, "there is no mirror nobody-knows-it on this destination"),
     (["add", "--mirror", "MIRROR", "--topics", "no-such-topic"], 3, "the source has no topic no-such-topic"),
     (["describe", "--mirror", "MIRROR", "--topics", "no-such-topic"], 3, "no-such-topic"),

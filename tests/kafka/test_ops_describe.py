@@ -177,6 +177,27 @@ def test_a_look_for_transactions_that_fails_spoils_nothing(
         )
 
 
+def test_failed_and_stopped_partitions_are_shown_wide(
+    cluster_pair: ClusterPair, destination: Destination, mirror: str, topic: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, state, reason in (
+        (0, PartitionState.STOPPED, Reason.FAILED_OVER),
+        (1, PartitionState.FAILED, Reason.SOURCE_DIVERGED),
+    ):
+        remember(destination, mirror, PartitionRecord(mirror, topic, index, state, now_ms(), reason, "at 3"))
+    wide = "MIRROR TOPIC PARTITION SOURCE-OFFSET DESTINATION-OFFSET LAG"
+    for flag, more, partition, end in (
+        ("--stopped", "LAST-MIRRORED-OFFSET LAST-MIRRORED-EPOCH STOPPED REASON", "0", "FAILED_OVER"),
+        ("--failed", "TIME-LAG RETRY REASON ERROR", "1", "at 3"),
+    ):
+        words = ["describe", "--mirror", mirror, flag, "--wide"]
+        assert main([*words, "--bootstrap-server", cluster_pair.destination.bootstrap_servers]) == 0
+        header, row = capsys.readouterr().out.splitlines()
+        assert header.split() == f"{wide} {more}".split()
+        assert row.split()[:3] == [mirror, topic, partition]
+        assert end in row
+
+
 def test_rows_are_sorted_and_filtered_by_destination_name(
     cluster_pair: ClusterPair, destination: Destination, topic: str
 ) -> None:

@@ -16,12 +16,15 @@ from kmirror.errors import RefusedError
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.run.engine_start import EngineStart
+from kmirror.ops.run.run import preview
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease
 from kmirror.state.records import DesiredState, EngineState, MirrorRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import Changes
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, unique_topic
 from tests.support.engine import Engine, Pair, kmirror, typed
-from tests.support.mirrors import properties_of
+from tests.support.mirrors import new_mirror, properties_of
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -260,3 +263,24 @@ def test_a_mirror_stopped_while_its_lease_is_waited_for_is_not_taken(
     engine = destination.state().engine(name)
     assert engine is not None
     assert engine.state is EngineState.RELEASED
+
+
+def test_a_dry_run_is_refused_while_another_engine_is_in_charge(
+    cluster_pair: ClusterPair, destination: Destination
+) -> None:
+    mirror = new_mirror(destination, cluster_pair.source)
+    request, properties = RunRequest((mirror,)), destination.properties
+    lease = Lease.acquire(destination.store, mirror, EngineIdentity.of_this_process(master="local[1]"))
+
+    def messages(request: RunRequest) -> list[str | None]:
+        return [row.message for row in preview(lambda: Destination.open(properties), request).results]
+
+    with closing(lease):
+        with pytest.raises(RefusedError, match="an engine is in charge of mirror"):
+            messages(request)
+        (fences,) = messages(replace(request, take_over=True))
+        (waits,) = messages(replace(request, standby=True))
+        assert (f"and fence {lease.record.name}" in str(fences), "has stopped" in str(waits)) == (True, True)
+        assert destination.state().engine(mirror) == lease.record
+        lease.release()
+    assert len(messages(request)) == 1

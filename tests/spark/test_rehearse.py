@@ -443,7 +443,7 @@ def test_a_destination_with_topics_is_refused(cluster_pair: ClusterPair, shop: t
 
 @pytest.mark.slow
 def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(shop: tuple[str, Path], tmp_path: Path) -> None:
-    _, file = shop
+    topic, file = shop
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     nothing = tmp_path / "nothing.properties"
     nothing.write_text("bootstrap.servers=localhost:1\n")
@@ -461,5 +461,11 @@ def test_what_cannot_be_rehearsed_is_refused_before_anything_is_started(shop: tu
     ):
         done = rehearse(*arguments, environ=environ)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
+    drill = rehearse("--mirror-config", str(file), "--dry-run", "--json", environ=environ)
+    assert drill.returncode == 0, drill.stderr
+    document = json.loads(drill.stdout)
+    assert (document["verb"], document["dryRun"]) == ("rehearse", True)
+    assert document["results"][0]["message"] == "would copy to two clusters on this machine, fail over and fail back"
+    assert [row["message"] for row in document["results"] if row["topic"] == topic] == ["would copy 2 partitions"]
     assert tempfile.gettempdir() != str(tmp_path)
     assert not list(tmp_path.glob("kmirror-rehearsal-*"))

@@ -48,8 +48,8 @@ MIRRORS_FILE = SCHEMAS / "mirrors.json"
 _INTRODUCTION = """\
 # JSON documents
 
-Every command but `demo`, `export`, `help`, `completion`, `report`, `serve` and `top` prints one JSON document with
-`--json` (short for `--output json`) to stdout.
+Every command but `demo`, `help`, `completion`, `serve` and `top` prints one JSON document with `--json` (short for
+`--output json`) to stdout; `export` one of the schema `mirrors`, which is the file of mirrors as JSON.
 Warnings, hints, questions and progress go to stderr. For each document there is a JSON Schema (draft 2020-12) in the
 Python package `kmirror`:
 
@@ -107,7 +107,7 @@ DOCUMENTS = {
         JsonDocument("error", "Printed by read-only commands that fail", object_of((_ERROR,))),
         JsonDocument(
             "result",
-            "Printed by commands that change something, whether they succeed or fail, by `run` and `wait`",
+            "Printed by commands that change something, whether they succeed or fail, by `run`, `wait` and `report`",
             object_of(RESULT),
         ),
         JsonDocument("verify", "Printed by `verify`", object_of(VERIFY)),
@@ -170,6 +170,9 @@ _PRINTED = {
     ("check",): "check",
     ("plan",): "migration-plan",
     ("rehearse",): "rehearsal",
+    ("rehearse", "--dry-run"): "result",
+    ("export",): "mirrors",
+    ("export", "-f"): "result",
     ("plan", "--against"): "plan-changes",
     ("verify",): "verify",
     ("verify", "--explain"): "verify-plan",
@@ -181,7 +184,8 @@ _PRINTED = {
 
 def check(name: str, found: Any) -> None:
     """Validate a document against its schema."""
-    schema = json.loads(DOCUMENTS[name].file.read_text(encoding="utf-8"))
+    file = MIRRORS_FILE if name == "mirrors" else DOCUMENTS[name].file
+    schema = json.loads(file.read_text(encoding="utf-8"))
     validator = Draft202012Validator(schema)
     wrong = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(found)]
     assert wrong == [], f"{name}: {wrong}"

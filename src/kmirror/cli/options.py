@@ -27,6 +27,8 @@ from kmirror.errors import RefusedError, UsageError
 from kmirror.settings.durations import parse_duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kmirror.ops.base.context import Destination
     from kmirror.ops.base.results import VerbResult
     from kmirror.settings.patterns import TopicSelector
@@ -194,11 +196,12 @@ def verb(
     dry_run: bool = True,
     destination: bool = True,
     documents: bool = True,
+    default_output: bool = True,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a verb of a function; the flags select its common options.
 
     A verb that `changes` something accepts `--yes` and `--dry-run`, and with `--json` prints a VerbResult also when it
-    fails.
+    fails. Without `default_output` only a flag makes it print a document.
     """
     common = [
         *(_DESTINATION if destination else ()),
@@ -216,7 +219,7 @@ def verb(
             session.verbosity = given.pop("verbose")
             session.dry_run = given.get("dry_run", False)
             session.mirror = _one_name(given.get("mirror"))
-            kind = _output(given) if documents else "table"
+            kind = _output(given, default_output) if documents else "table"
             session.output = output_for(kind, session.screen, session.verbosity)
             action = session.kafka_action
             call = Call(session.output, kafka_action=action, **{key: given.pop(key) for key in in_call})
@@ -322,7 +325,8 @@ def destination_properties(
 ) -> dict[str, str]:
     """Return the client properties of the destination, from flags, environment and `kmirror.toml`.
 
-    `read` reads the properties file, by default without warnings.
+    `read` reads the properties file, by default without warnings. Its `bootstrap.servers` counts before the
+    default cluster.
 
     Raises:
         UsageError: no destination is named, or two are, or a file cannot be read.
@@ -332,16 +336,17 @@ def destination_properties(
 
     if bootstrap_server and cluster:
         raise UsageError("--bootstrap-server and --cluster exclude each other", "give one of them")
+    read = read or read_properties
+    properties = read(command_config) if command_config else {}
     server = bootstrap_server or (None if cluster else os.environ.get(BOOTSTRAP_ENVIRONMENT))
-    in_environment = None if bootstrap_server or not server else os.environ.get(COMMAND_CONFIG_ENVIRONMENT)
-    named = None
-    if not server:
+    path: str | Path | None = None if bootstrap_server or not server else os.environ.get(COMMAND_CONFIG_ENVIRONMENT)
+    if not server and (cluster or not properties.get("bootstrap.servers", "").strip()):
         config = load_config_file()
         if name := cluster or config.default_cluster:
             named = config.cluster(name)
-            server = named.bootstrap_server
-    path = command_config or (named.command_config if named else in_environment)
-    properties = (read or read_properties)(str(path)) if path else {}
+            server, path = named.bootstrap_server, named.command_config
+    if path and not command_config:
+        properties = read(str(path))
     if server:
         properties["bootstrap.servers"] = server
     if not properties.get("bootstrap.servers", "").strip():
@@ -359,9 +364,10 @@ def chosen_output(flag: str | None) -> str:
     return flag or load_config_file().default_output or "table"
 
 
-def _output(given: dict[str, Any]) -> str:
+def _output(given: dict[str, Any], default_output: bool) -> str:
     kind, as_json = given.pop("output"), given.pop("as_json")
-    return chosen_output("json" if as_json else kind)
+    flag = "json" if as_json else kind
+    return chosen_output(flag) if default_output else flag or "table"
 
 
 class _ScreenHandler(logging.Handler):

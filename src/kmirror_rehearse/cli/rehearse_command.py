@@ -53,7 +53,6 @@ _CHECK_MS = 300_000
         " --out rehearsals",
     ),
     changes=True,
-    dry_run=False,
 )
 def rehearse_verb(
     call: Call,
@@ -71,7 +70,7 @@ def rehearse_verb(
 ) -> int:
     from kmirror.ops.base.hook_process import hook_command
     from kmirror.ops.base.hook_runs import When
-    from kmirror_rehearse.rehearsal import rehearse
+    from kmirror_rehearse.rehearsal import preview, rehearse
     from kmirror_rehearse.rehearsal_evidence import PHASES, Rehearsal
     from kmirror_rehearse.rehearsal_files import RehearsalFolder
     from kmirror_rehearse.rehearsal_findings import FINDINGS
@@ -98,6 +97,8 @@ def rehearse_verb(
         most_ms,
         command,
     )
+    if call.dry_run:
+        return call.show(preview(request))
     with ended_by_signals(), call.output.waiting("rehearsing") as progress:
         done = rehearse(request, progress)
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
         " --bootstrap-server b:9092",
     ),
     changes=True,
-    dry_run=False,
 )
 def run_verb(
     call: Call,
@@ -118,7 +118,7 @@ def run_verb(
     from kmirror.cli.terminal.run_log import RunLog
     from kmirror.engine.clock import now_ms
     from kmirror.ops.base.run_request import RunRequest
-    from kmirror.ops.run.run import run
+    from kmirror.ops.run.run import preview, run
     from kmirror.web.address import Address
     from kmirror.web.http_server import serving_run
 
@@ -131,6 +131,8 @@ def run_verb(
     request = RunRequest(
         mirror, master, until_caught_up, timeout_ms, for_ms, standby, take_over, spark_conf, all_mirrors
     )
+    if call.dry_run:
+        return call.show(preview(call.destination, request))
     seconds = 0.0
     service_manager = ServiceManager.of_this_process()
     with closing(LogFile.at(log_file, call.output.screen.note)) if log_file else nullcontext() as file:
@@ -313,4 +315,4 @@ def append_verb(call: Call, topic: str | None, file: str | None, path: str | Non
                 call.output.screen.note(f"warning: {warning}")
             call.require_yes(f"Append these records on cluster {destination.cluster_id}?")
             done = append(destination, file, topic)
-    return call.show(done)
+    return call.show(replace(done, dry_run=call.dry_run))

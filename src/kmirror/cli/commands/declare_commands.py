@@ -97,17 +97,21 @@ def apply_verb(
         "kmirror export --bootstrap-server b:9092",
         "kmirror export --mirror dr --file mirrors.toml --bootstrap-server b:9092",
     ),
-    documents=False,
+    default_output=False,
 )
 def export_verb(call: Call, mirror: tuple[str, ...], file: str | None) -> int:
+    import tomllib
+
+    from kmirror.ops.base.results import VerbResult
+    from kmirror.ops.base.topic_results import Outcome, TopicResult
     from kmirror.ops.declare.export import export
 
     written = AtomicFile.at(file, "--file", "the file of mirrors") if file is not None else None
     with call.destination() as destination:
         text = export(destination, mirror)
     if written is None:
-        call.output.screen.line(text.rstrip("\n"))
-    else:
-        written.write(text)
-        call.output.screen.line(f"wrote {written.path}")
-    return 0
+        call.output.document(tomllib.loads(text), lambda: call.output.screen.line(text.rstrip("\n")))
+        return 0
+    written.write(text)
+    wrote = f"wrote {written.path}"
+    return call.show(VerbResult.of("export", ",".join(mirror), [TopicResult(None, None, Outcome.DONE, wrote)]))

@@ -61,8 +61,9 @@ def describe_verb(
     settings: bool,
     watch: bool,
 ) -> int:
-    if failed + stopped + wide + groups + settings > 1:
-        raise UsageError("--failed, --stopped, --wide, --groups and --settings exclude each other", "give one of them")
+    if failed + stopped + groups + settings > 1 or (wide and (groups or settings)):
+        one = "--wide, --groups and --settings" if wide else "--failed, --stopped, --groups and --settings"
+        raise UsageError(f"{one} exclude each other", "give one of them")
     from kmirror.ops.show.cluster_view import Prober
     from kmirror.ops.show.describe import describe, topic_notes, unreadable_notes
     from kmirror.ops.show.describe_groups import GROUPS, describe_groups
@@ -73,7 +74,9 @@ def describe_verb(
         KAFKA_PARTITIONS,
         PARTITIONS,
         STOPPED_PARTITIONS,
+        WIDE_FAILED_PARTITIONS,
         WIDE_PARTITIONS,
+        WIDE_STOPPED_PARTITIONS,
         retried_notes,
     )
 
@@ -98,9 +101,11 @@ def describe_verb(
     tables = (
         (groups, GROUPS),
         (settings, TOPIC_SETTINGS),
+        (wide and failed, WIDE_FAILED_PARTITIONS),
+        (wide and stopped, WIDE_STOPPED_PARTITIONS),
+        (wide, WIDE_PARTITIONS),
         (failed, KAFKA_FAILED_PARTITIONS if call.kafka_action else FAILED_PARTITIONS),
         (stopped, STOPPED_PARTITIONS),
-        (wide, WIDE_PARTITIONS),
         (call.kafka_action is not None, KAFKA_PARTITIONS),
     )
     table: Table[Any] = next((one for is_asked, one in tables if is_asked), PARTITIONS)

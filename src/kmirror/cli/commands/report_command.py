@@ -26,9 +26,10 @@ _HEAD_BYTES = 2_000
         "kmirror report --mirror dr --html dr.html --bootstrap-server b:9092",
         "kmirror report --mirror dr --html - --bootstrap-server b:9092",
     ),
-    documents=False,
 )
 def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
+    from kmirror.ops.base.results import VerbResult
+    from kmirror.ops.base.topic_results import Outcome, TopicResult
     from kmirror.web.look import GENERATOR
     from kmirror.web.report_facts import report_facts
     from kmirror.web.report_page import page
@@ -43,7 +44,7 @@ def report_verb(call: Call, mirror: str, html: str, plan: str | None) -> int:
     text = page(facts, tables)
     if file is None:
         call.output.screen.line(text.rstrip("\n"))
-    else:
-        file.write(text)
-        call.output.screen.line(f"wrote {file.path} ({byte_count(len(text.encode()))})")
-    return 0
+        return 0
+    file.write(text)
+    wrote = f"wrote {file.path} ({byte_count(len(text.encode()))})"
+    return call.show(VerbResult.of("report", mirror, [TopicResult(None, None, Outcome.DONE, wrote)]))

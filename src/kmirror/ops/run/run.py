@@ -31,6 +31,7 @@ from kmirror.ops.base.retrying import Interrupted, Retries
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.spark import StartingSpark, lane_runner, new_log_file, spark_options, watched
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.run.engine_start import EngineStart, check_source
 from kmirror.ops.run.event_hook import EventHook
 from kmirror.ops.run.last_group_sync import last_group_sync
@@ -39,8 +40,11 @@ from kmirror.ops.run.signals import Hangup, at_hangup, stopping
 from kmirror.ops.run.supervisor import EngineSupervisor, unreadable_mirrors, wanted_mirrors
 from kmirror.ops.show.left_behind import LeftBehind
 from kmirror.ops.stop.stop import require_not_failed_over
-from kmirror.state.records import MirrorRecord
+from kmirror.state.engine_identity import EngineIdentity, is_over, require_no_heartbeat
+from kmirror.state.records import DesiredState, MirrorRecord
 from kmirror.state.snapshot import State
+from kmirror.state.store import DEFAULT_TIMEOUT_S
+from kmirror.words import counted
 
 #: Answer HTTP for a run until the `with` block ends, by what its engines know; yields where, and what takes its views.
 Serve = Callable[[Snapshots], AbstractContextManager[tuple[str, Watcher]]]
@@ -72,18 +76,10 @@ def run(
         TimedOutError: the time is over, or with `--until-caught-up` it was asked to stop, before copying started.
         SparkLostError: Spark's Java process ended by itself, or its folder was removed.
     """
-    if request.standby and request.take_over:
-        raise UsageError("--standby and --take-over exclude each other", "give one of them")
-    if request.for_ms is not None and request.until_caught_up:
-        raise UsageError("--for and --until-caught-up exclude each other", "give one of them")
-    if request.all_mirrors and request.mirrors:
-        raise UsageError("--mirror and --all exclude each other", "give one of them")
-    if not request.all_mirrors and not request.mirrors:
-        raise UsageError("--mirror is missing", "give --mirror M, or --all for every mirror of the destination")
+    began, log_file = now(), new_log_file()
+    _require_consistent(request, log_file)
     keep_memory_small()
     allow_many_files()
-    began, log_file = now(), new_log_file()
-    check_spark(spark_options(request, (), log_file), os.environ)
     limit_ms = request.timeout_ms if request.until_caught_up else request.for_ms
 
     snapshots, served = Snapshots(), list[Watcher]()
@@ -127,6 +123,47 @@ def run(
             if request.until_caught_up:
                 raise TimedOutError(warning, "run it again") from None
             return VerbResult.of("run", ",".join(request.mirrors), [], warnings=[warning])
+
+
+def preview(open_destination: Callable[[], Destination], request: RunRequest) -> VerbResult:
+    """Return what a run would copy, and change nothing.
+
+    Raises what `run` raises for a request that it refuses at its start, and for a cluster that does not answer.
+    """
+    _require_consistent(request, Path(os.devnull))
+    started = _connect(open_destination, request)
+    with started.destination as destination:
+        require_own_rights(destination)
+        state, rows = started.state, list[TopicResult]()
+        for record in wanted_mirrors(state).values() if request.all_mirrors else started.records:
+            engine = state.engine(record.name)
+            what = f"would copy mirror {record.name} of the cluster at {record.source.get('bootstrap.servers')}"
+            if engine is not None and not is_over(engine, EngineIdentity.of_this_process()):
+                if request.take_over:
+                    what += f", and fence {engine.name}"
+                elif request.standby:
+                    what += f", once {engine.name} has stopped"
+                else:
+                    require_no_heartbeat(destination.store, engine, DEFAULT_TIMEOUT_S)
+            rows.append(TopicResult(None, None, Outcome.DONE, what))
+            for topic in state.topics(record.name):
+                is_copied = topic.desired is DesiredState.ACTIVE
+                outcome = Outcome.DONE if is_copied else Outcome.NOOP
+                words = f"would copy {counted(topic.partitions, 'partition')}" if is_copied else topic.desired
+                rows.append(TopicResult(topic.topic, None, outcome, words))
+    return VerbResult.of("run", ",".join(request.mirrors), rows, dry_run=True)
+
+
+def _require_consistent(request: RunRequest, log_file: Path) -> None:
+    if request.standby and request.take_over:
+        raise UsageError("--standby and --take-over exclude each other", "give one of them")
+    if request.for_ms is not None and request.until_caught_up:
+        raise UsageError("--for and --until-caught-up exclude each other", "give one of them")
+    if request.all_mirrors and request.mirrors:
+        raise UsageError("--mirror and --all exclude each other", "give one of them")
+    if not request.all_mirrors and not request.mirrors:
+        raise UsageError("--mirror is missing", "give --mirror M, or --all for every mirror of the destination")
+    check_spark(spark_options(request, (), log_file), os.environ)
 
 
 @dataclass(frozen=True, slots=True)
