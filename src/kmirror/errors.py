@@ -145,21 +145,18 @@ class TimedOutError(KmirrorError):
     exit_code = ExitCode.TIMED_OUT
 
 
-#: With these reasons someone must grant or set something first: trying again does not help.
+#: With these reasons someone must grant or set something first: exit code 3, because trying again does not help.
 UNMET_REASONS = frozenset({Reason.NOT_AUTHORIZED, Reason.SECRET_UNRESOLVED, Reason.SOURCE_CLUSTER_CHANGED})
 
 
 class UnreachableError(KmirrorError):
-    """A required cluster cannot be reached or refuses us.
-
-    The exit code is 3 where we refuse: a secret has no value here, or another cluster answers.
-    """
+    """A required cluster cannot be reached or refuses us; exit code 3 if its reason is one of `UNMET_REASONS`."""
 
     exit_code = ExitCode.UNREACHABLE
 
     def __init__(self, message: str, hint: str | None = None, reason: Reason | None = None) -> None:
         super().__init__(message, hint, reason)
-        if reason in UNMET_REASONS and reason is not Reason.NOT_AUTHORIZED:
+        if reason in UNMET_REASONS:
             self.exit_code = ExitCode.REFUSED
 
 
@@ -184,7 +181,7 @@ class BrokerError(KmirrorError):
         self.what = what
         self.detail = detail
         if name.endswith("_AUTHORIZATION_FAILED"):
-            self.exit_code = ExitCode.UNREACHABLE
+            self.exit_code = ExitCode.REFUSED
 
 
 class OutcomeUnknown(Exception):  # noqa: N818 - not an error, as far as is known

@@ -390,7 +390,7 @@ def test_a_dry_run_is_refused_where_the_command_would_be(
     def is_refused(*, dry_run: bool) -> tuple[Reason | None, str]:
         with Destination.open(as_kmirror) as destination, pytest.raises(KmirrorError) as refused:
             failover(destination, name, dry_run=dry_run)
-        assert refused.value.exit_code == ExitCode.UNREACHABLE
+        assert refused.value.exit_code == ExitCode.REFUSED
         return refused.value.reason, refused.value.hint or ""
 
     for right in ("--operation DescribeConfigs", "--transactional-id kmirror-"):

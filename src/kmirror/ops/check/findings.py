@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from kmirror.columns import FLAG, REASON, TEXT, Column, Table, columns_of, document, one_of, shown, table_row
-from kmirror.errors import UNMET_REASONS, ExitCode, KmirrorError, OutcomeUnknown, Reason, UnreachableError, UsageError
+from kmirror.errors import ExitCode, KmirrorError, OutcomeUnknown, Reason, UsageError
 from kmirror.ops.base.results import EXIT_CODE
 from kmirror.ops.probe.guarantees import Guarantee, Verdict
 from kmirror.words import one_line, visible
@@ -125,7 +125,7 @@ class Findings:
         except UsageError:
             raise
         except KmirrorError as error:
-            silent = isinstance(error, UnreachableError) and error.reason not in UNMET_REASONS
+            silent = error.exit_code == ExitCode.UNREACHABLE
             reason = error.reason or (_SILENT[self._cluster] if silent else None)
             code = ExitCode.UNREACHABLE if silent else ExitCode.REFUSED
             self.fail(what, _with_notes(error), error.hint, reason, code)

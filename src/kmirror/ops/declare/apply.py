@@ -279,8 +279,7 @@ class _Walk:
 
     def _leave(self, changes: Iterable[PlannedChange], why: KmirrorError, prefix: str = "") -> None:
         """Report changes that were not made."""
-        is_refused = why.exit_code in (ExitCode.USAGE, ExitCode.REFUSED) or why.reason is Reason.NOT_AUTHORIZED
-        outcome = Outcome.REFUSED if is_refused else Outcome.FAILED
+        outcome = Outcome.REFUSED if why.exit_code in (ExitCode.USAGE, ExitCode.REFUSED) else Outcome.FAILED
         outcome = Outcome.TIMED_OUT if why.exit_code is ExitCode.TIMED_OUT else outcome
         for one in changes:
             if isinstance(one, Refusal) and prefix:

@@ -45,10 +45,10 @@ def broken(what: str, message: str) -> Guarantee:
 
 def failed(what: str, error: KmirrorError | OutcomeUnknown) -> Guarantee:
     """Return what an error says of a guarantee: nothing without a right or an answer, else that it does not hold."""
-    if isinstance(error, KmirrorError) and (error.reason is Reason.NOT_AUTHORIZED or is_denied(error)):
-        return Guarantee(what, Verdict.UNKNOWN, error.message, error.hint, Reason.NOT_AUTHORIZED)
     if isinstance(error, OutcomeUnknown) or error.exit_code is ExitCode.UNREACHABLE:
         return Guarantee(what, Verdict.UNKNOWN, str(error), "try again", Reason.DESTINATION_UNREACHABLE)
+    if error.reason is Reason.NOT_AUTHORIZED or is_denied(error):
+        return Guarantee(what, Verdict.UNKNOWN, error.message, error.hint, Reason.NOT_AUTHORIZED)
     return broken(what, error.message)
 
 

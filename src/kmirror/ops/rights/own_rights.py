@@ -7,7 +7,7 @@ import uuid
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.rights.authorized import may_write_transactions, missing_rights
 from kmirror.cluster.topics.leaders import require_leaders
-from kmirror.errors import Reason, RefusedError, UnreachableError
+from kmirror.errors import Reason, RefusedError
 from kmirror.ops.base.context import Destination
 from kmirror.state.internal_topics import EVENTS_TOPIC, OWN_IDS_GRANT, OWN_TOPICS_GRANT, STATE_TOPIC
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
@@ -50,11 +50,11 @@ def require_own_rights(destination: Destination) -> None:
     The parts of a plan are not refused: who plans may have fewer rights than who carries it out.
 
     Raises:
-        UnreachableError: NOT_AUTHORIZED, as where the record is written; or the destination does not answer, or has no
-            leader of one of kmirror's topics.
+        RefusedError: NOT_AUTHORIZED.
+        UnreachableError: the destination does not answer, or has no leader of one of kmirror's topics.
     """
     if not destination.is_rehearsed and (refusal := refusal_of_records(destination)) is not None:
-        raise UnreachableError(refusal.message, refusal.hint, refusal.reason)
+        raise refusal
 
 
 def record_warnings(destination: Destination) -> tuple[str, ...]:
