@@ -256,6 +256,27 @@ def test_a_failover_is_right_whatever_the_source_does(
     assert destination.state().partition(mirror, *TopicPartition(topic, 2)) is not None
 
 
+def test_what_an_engine_knew_of_a_dead_source_is_known_to_the_next_one(
+    destination: Destination, mortal_cluster: SandboxCluster
+) -> None:
+    topic, source = unique_topic(), mortal_cluster
+    mirror = mirrored(source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    lease_id, killed_ms = {report.lease_id for report in destination.state().progress(mirror)}, now_ms()
+    source.kill(source.brokers[0].node_id)
+    with LocalEngine(destination, mirror):
+        wait_until(
+            lambda: any(one.rows and one.lease_id not in lease_id for one in destination.state().progress(mirror))
+        )
+        (shown,) = describe(destination, mirror)
+        assert (shown.source_offset, shown.lag, shown.last_known_lag) == (3, None, 0), shown
+        assert shown.as_of_ms is not None
+        assert shown.as_of_ms <= killed_ms
+        done = failover(destination, mirror).result
+    assert (row_of(done).lag, row_of(done).last_mirrored_offset) == (0, 3), done
+
+
 def losses(destination: Destination, mirror: str) -> set[int]:
     """Return when lanes say that they lost the source."""
     rows = [row for report in destination.state().progress(mirror) for row in report.rows]

@@ -38,7 +38,7 @@ from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.mirror_status import MirrorStatus, objectives_of, throttle_of
 from kmirror.status.next_steps import failure_text, refused_text
 from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of, time_lag
-from kmirror.status.partition_row import PartitionRow, kept_offsets
+from kmirror.status.partition_row import PartitionRow, kept_offsets, known_lost
 from kmirror.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.status.topic_status import TopicStatus
 from kmirror.status.unmirrored import UnmirroredPartition, not_added_topics, unmirrored_partitions
@@ -338,10 +338,15 @@ def _row(
     gone = status.reason is Reason.DESTINATION_TOPIC_DELETED or is_other
     destination_offset = None if gone else destination.high_watermark.get(here)
     answers = source is not None and there in source.last_stable_offset
+    is_stopped = status.state is PartitionState.STOPPED
+    at_stop = record.at_stop if record is not None and is_stopped else None
     if source is not None and answers:
         source_offset: int | None = source.last_stable_offset[there]
         high_watermark, log_start = source.high_watermark.get(there), source.log_start_offset.get(there)
         as_of_ms: int | None = source.seen_ms.get(there, source.time_ms)
+    elif at_stop is not None and at_stop.source_offset is not None:
+        source_offset, high_watermark = at_stop.source_offset, at_stop.source_high_watermark
+        log_start, as_of_ms = report.row.source_log_start if report else None, at_stop.source_as_of_ms
     else:
         last = report.row if report else None
         source_offset = last.source_offset if last else None
@@ -349,7 +354,6 @@ def _row(
         log_start = last.source_log_start if last else None
         as_of_ms = report.as_of_ms if report else None
     lag, is_extra = None, beside is not None and beside.is_extra
-    is_stopped = status.state is PartitionState.STOPPED
     if is_extra:
         lag = 0
     elif answers and not is_stopped:
@@ -359,6 +363,11 @@ def _row(
         copied = (starts_there or 0) if is_lacking else destination_offset
         lag = _difference(source_offset, copied)
     last_known_lag = lag if lag is not None else _reported_lag(report)
+    if at_stop is not None and record is not None and record.last_mirrored_offset is not None:
+        last_known_lag = known_lost(record.last_mirrored_offset, at_stop)
+    elif last_known_lag is None and record is not None and record.begun and not is_stopped:
+        # its lane has not read the copy's end yet: only the source's end is of an earlier lane
+        last_known_lag = _difference(source_offset, destination_offset)
     if status.reason in HISTORY_REASONS and not is_extra and topic.rebuild is None:
         # what makes the copy long enough need not be the source's
         lag, last_known_lag = lag or None, last_known_lag or None

@@ -20,6 +20,7 @@ from kmirror.settings.durations import format_duration
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.observed import is_gone
+from kmirror.status.partition_row import known_lost
 from kmirror.words import at_time, counted, listed
 
 
@@ -43,15 +44,10 @@ class LastReport:
 
 def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
     """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions."""
-    since = {topic.topic: max(topic.added_at_ms or 0, topic.rebuilt_at_ms or 0) for topic in state.topics(mirror)}
-    found: dict[TopicPartition, LastReport] = {}
-    for progress in sorted(state.progress(mirror), key=lambda one: one.time_ms):
-        for row in progress.rows:
-            if progress.time_ms < since.get(row.topic, 0):
-                continue
-            last = LastReport(row, progress.as_of_ms(row), progress.time_ms)
-            found[TopicPartition(row.topic, row.partition)] = last
-    return found
+    return {
+        TopicPartition(row.topic, row.partition): LastReport(row, report.as_of_ms(row), report.time_ms)
+        for report, row in state.last_rows(mirror)
+    }
 
 
 def with_all_partitions(state: State, topic: TopicRecord, here: TopicMetadata | None) -> TopicRecord:
@@ -167,14 +163,6 @@ def stopped_row(
         return replace(row, message=f"{partition} exists on the source only, {holds}: none of them was copied")
     clauses = [f"{partition} {is_stopped} at {lmo}", *(_clauses(row, known) if known else ["the loss is unknown"])]
     return replace(row, message="; ".join(clauses))
-
-
-def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
-    """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
-    if known.source_offset is None:
-        return None
-    shared = last_mirrored_offset if known.fork_offset is None else min(last_mirrored_offset, known.fork_offset)
-    return max(0, known.source_offset - max(shared, known.source_log_start or 0))
 
 
 def source_only_record(
