@@ -347,6 +347,9 @@ def _row(
     elif at_stop is not None and at_stop.source_offset is not None:
         source_offset, high_watermark = at_stop.source_offset, at_stop.source_high_watermark
         log_start, as_of_ms = report.row.source_log_start if report else None, at_stop.source_as_of_ms
+    elif report is None and record is not None and (seen := record.source_seen) is not None:
+        source_offset, high_watermark = seen.last_stable_offset, seen.high_watermark
+        log_start, as_of_ms = seen.log_start, seen.time_ms
     else:
         last = report.row if report else None
         source_offset = last.source_offset if last else None

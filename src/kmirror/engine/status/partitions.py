@@ -53,7 +53,8 @@ class MirrorPartitions:
             and known.state_time_ms < report.time_ms
         }
         #: What the source last returned to lanes of earlier engines, and about partitions that were released since.
-        self._source_seen = {
+        self._source_seen = {p: kept.source_seen for p, kept in self.records.items() if kept.source_seen is not None}
+        self._source_seen |= {
             TopicPartition(row.topic, row.partition): seen
             for report, row in last_rows
             if (seen := _source_seen(row, report.as_of_ms(row))) is not None
@@ -143,7 +144,7 @@ class MirrorPartitions:
             self._busy.discard(topic_partition)
             self._refused.discard(topic_partition)
             self._mark_changed(topic_partition)
-            record = released_record(before, topic, partition, row, self._journal.time_ms())
+            record = released_record(before, topic, partition, row, self._journal.time_ms(), seen)
             if record != before:
                 self.records[topic_partition] = self.changed[topic_partition] = record
                 has_changed = True

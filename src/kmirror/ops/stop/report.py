@@ -17,6 +17,7 @@ from kmirror.ops.base.topic_results import STALE_MS, Outcome, TopicResult, estim
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration
+from kmirror.state.assignment import SourceSeen
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.observed import is_gone
@@ -43,11 +44,36 @@ class LastReport:
 
 
 def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
-    """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions."""
-    return {
+    """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions.
+
+    Of a partition that no lane reports on since a pause, what was known then.
+    """
+    records = (one for topic in state.topics(mirror) for one in state.partitions(mirror, topic.topic))
+    found = {
+        TopicPartition(one.topic, one.partition): _before_pause(one, one.source_seen)
+        for one in records
+        if one.source_seen is not None
+    }
+    return found | {
         TopicPartition(row.topic, row.partition): LastReport(row, report.as_of_ms(row), report.time_ms)
         for report, row in state.last_rows(mirror)
     }
+
+
+def _before_pause(record: PartitionRecord, seen: SourceSeen) -> LastReport:
+    row = ProgressRow(
+        record.topic,
+        record.partition,
+        seen.last_stable_offset,
+        seen.high_watermark,
+        seen.log_start,
+        None,
+        None,
+        record.state,
+        source_lost_ms=seen.lost_ms,
+        records_per_second=seen.records_per_second,
+    )
+    return LastReport(row, seen.time_ms, seen.time_ms)
 
 
 def with_all_partitions(state: State, topic: TopicRecord, here: TopicMetadata | None) -> TopicRecord:
