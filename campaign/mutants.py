@@ -846,7 +846,7 @@ MUTANTS = (
     # -- what a stop reports -------------------------------------------------------------------------------------------
     Mutant(
         "count loss from the wrong end",
-        _REPORT,
+        "status/partition_row.py",
         "known_lost",
         "min(last_mirrored_offset, known.fork_offset)",
         "max(last_mirrored_offset, known.fork_offset)",
@@ -855,7 +855,7 @@ MUTANTS = (
     ),
     Mutant(
         "take an unknown loss for none",
-        _REPORT,
+        "status/partition_row.py",
         "known_lost",
         "if known.source_offset is None:\n    return None",
         "if known.source_offset is None:\n    return 0",
@@ -891,10 +891,10 @@ MUTANTS = (
     ),
     Mutant(
         "fail over with a stale report",
-        _REPORT,
-        "last_reports",
-        "if progress.time_ms < since.get(row.topic, 0):\n    continue",
-        "pass",
+        "state/snapshot.py",
+        "State.last_rows",
+        "one.time_ms >= since.get(row.topic, 0)",
+        "True",
         "what a former mirror of the topic saw would count as the source's end",
         _STOP_REPORT,
     ),

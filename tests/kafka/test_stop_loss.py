@@ -22,6 +22,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.mirrors.pause import pause
 from kmirror.ops.show.describe import describe
 from kmirror.ops.stop.failover import failover, remove
 from kmirror.ops.stop.promote import promote
@@ -254,6 +255,48 @@ def test_a_failover_is_right_whatever_the_source_does(
     assert (done.totals.rpo_ms is None) is (source_is != "alive")
     assert all("the source ended at" in str(row.message) for row in done.results)
     assert destination.state().partition(mirror, *TopicPartition(topic, 2)) is not None
+
+
+def test_what_an_engine_knew_of_a_dead_source_is_known_to_the_next_one(
+    destination: Destination, mortal_cluster: SandboxCluster
+) -> None:
+    topic, source = unique_topic(), mortal_cluster
+    mirror = mirrored(source, destination, topic)
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+    lease_id, killed_ms = {report.lease_id for report in destination.state().progress(mirror)}, now_ms()
+    source.kill(source.brokers[0].node_id)
+    with LocalEngine(destination, mirror):
+        wait_until(
+            lambda: any(one.rows and one.lease_id not in lease_id for one in destination.state().progress(mirror))
+        )
+        (shown,) = describe(destination, mirror)
+        assert (shown.source_offset, shown.lag, shown.last_known_lag) == (3, None, 0), shown
+        assert shown.as_of_ms is not None
+        assert shown.as_of_ms <= killed_ms
+        done = failover(destination, mirror).result
+    assert (row_of(done).lag, row_of(done).last_mirrored_offset) == (0, 3), done
+
+
+def test_what_was_known_of_the_source_at_a_pause_is_known_when_it_dies(
+    destination: Destination, mortal_cluster: SandboxCluster
+) -> None:
+    topic, source = unique_topic(), mortal_cluster
+    mirror = mirrored(source, destination, topic)
+    make_topic(source, other := unique_topic(), 3)  # so many that no lane ends
+    assert add(destination, mirror, selector(other)).exit_code == 0
+    with LocalEngine(destination, mirror) as engine:
+        engine.catch_up()
+        assert pause(destination, mirror, selector(topic)).exit_code == 0
+        wait_until(lambda: all(row.topic != topic for _, row in destination.state().last_rows(mirror)))
+    paused_ms = now_ms()
+    source.kill(source.brokers[0].node_id)
+    (shown,) = describe(destination, mirror, selector(topic))
+    assert (shown.state, shown.source_offset, shown.lag, shown.last_known_lag) == ("PAUSED", 3, None, 0), shown
+    assert shown.as_of_ms is not None
+    assert shown.as_of_ms <= paused_ms
+    row = row_of(failover(destination, mirror, selector(topic)).result)
+    assert (row.lag, row.last_mirrored_offset) == (0, 3), row
 
 
 def losses(destination: Destination, mirror: str) -> set[int]:

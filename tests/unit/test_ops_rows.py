@@ -18,6 +18,7 @@ from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_ADD,
     PENDING_PROMOTE,
+    AtStop,
     DesiredState,
     EngineRecord,
     EngineState,
@@ -395,6 +396,15 @@ def test_a_stopped_partition_keeps_its_last_mirrored_offset_whatever_a_late_repo
     assert (found.state, found.topic_state, found.reason) == ("STOPPED", "STOPPED", "FAILED_OVER")
     assert (found.last_mirrored_offset, found.last_mirrored_epoch, found.state_time_ms) == (90, 4, NOW - 5000)
     assert (found.lag, found.destination_offset, found.ends_below_mirrored) == (None, 90, False)
+
+
+def test_a_stopped_partition_shows_what_its_stop_knew_of_the_source_rather_than_an_earlier_report() -> None:
+    at_stop = AtStop(NOW - 5000, 91, source_offset=97, source_high_watermark=99, source_as_of_ms=NOW - 5001)
+    stopped = partition(PartitionState.STOPPED, reason=Reason.FAILED_OVER, last_mirrored_offset=90, at_stop=at_stop)
+    for reports in ((), (progress(),)):
+        found = row(*reports, stopped, topic=replace(TOPIC, desired=DesiredState.STOPPED), there=None)
+        assert (found.source_offset, found.source_high_watermark, found.as_of_ms) == (97, 99, NOW - 5001)
+        assert (found.lag, found.last_known_lag) == (None, 7)
 
 
 def test_a_stopped_partition_that_lost_records_differs_from_a_new_topic_of_that_name() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kmirror.errors import Reason
 from kmirror.state.archive_proofs import Proof
-from kmirror.state.assignment import Assignment, Recovery
+from kmirror.state.assignment import Assignment, Recovery, SourceSeen
 from kmirror.state.engine_findings import Lacking
 from kmirror.state.event_records import Event, decode_event, encode_event
 from kmirror.state.history_records import HistoryPoint, HistoryRecord
@@ -212,6 +212,7 @@ CHANGE = LaneChangeRecord(
             known_end=9,
             mismatch_offset=8,
             mismatch="8 is at 9",
+            source_seen=SourceSeen(9, 1),
         ),
         Assignment(
             topic="pay",
@@ -347,11 +348,12 @@ STORED: list[tuple[Record, bytes, bytes]] = [
         b'["change","m",0]',
         b'{"columns":["topic","partition","source_topic","source_topic_id","destination_topic_id","producer_id",'
         b'"producer_epoch","first_offset","begun","compared_end","recovery","follows_truncation","merges_batches","known_end","mismatch_offset",'
-        b'"mismatch"],"generation":2,'
+        b'"mismatch","source_seen"],"generation":2,'
         b'"given_up":[["orders",1]],"lease_id":"L","predecessor_may_write":false,"revision":4,'
         b'"taken":[["pay",0,"b.pay","c291cmNlLXRvcGljLWlkIQ","bWlycm9yLXRvcGljLWlkIQ",4611686018427387904,0,7,true,12,'
-        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,true,9,8,"8 is at 9"],'
-        b'["pay",1,"b.pay",null,null,5,1,0,false,null,null,true,false,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
+        b'{"lost_from":5,"lost_until":7,"number":3,"trims":false},false,true,9,8,"8 is at 9",'
+        b'{"last_stable_offset":9,"time_ms":1}],'
+        b'["pay",1,"b.pay",null,null,5,1,0,false,null,null,true,false,null,null,null,null]],"unsettled_lanes":[1,3],"v":1}',
     ),
     (
         ENGINE,

@@ -28,6 +28,20 @@ class Recovery:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceSeen:
+    """What a source partition last returned to an earlier lane or engine, and when."""
+
+    last_stable_offset: int
+    time_ms: int
+    high_watermark: int | None = None
+    log_start: int | None = None
+    #: When a connection to it broke for the first time after that; None: none has.
+    lost_ms: int | None = None
+    records_per_second: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """One partition to mirror. Topic ids are as Kafka's tools print them; None where they are not known yet."""
@@ -56,6 +70,8 @@ class Assignment:
     #: The offset of a batch that an earlier lane saw appended at another offset, and its message; None: there was none.
     mismatch_offset: int | None = None
     mismatch: str | None = None
+    #: What the lane reports of the source until that answers; None: unknown.
+    source_seen: SourceSeen | None = None
 
     @property
     def source(self) -> TopicPartition:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kmirror.cluster.security.trust import StoredProperties
 from kmirror.errors import Reason
 from kmirror.state.archive_proofs import Proof
-from kmirror.state.assignment import Recovery
+from kmirror.state.assignment import Recovery, SourceSeen
 from kmirror.state.engine_findings import JobFailure, Lacking, NotAdded
 
 #: The kind, then the names: ("partition", "m", "orders", 3).
@@ -261,8 +261,7 @@ class PartitionRecord:
     initial_copy_complete: bool = False
     #: When that became true; None before, and for copies by older versions.
     initial_copy_ms: int | None = None
-    #: The first offset of a mirror that does not begin at the source's log start, set once; where the source's own log
-    #: began if the mirror was adopted with records from before.
+    #: Where a copy begins that does not begin at the source's log start; or the source's log, if adopted with more.
     first_offset: int | None = None
     #: True once records of the source were in the destination: an empty log then does not mean a fresh start.
     begun: bool = False
@@ -274,8 +273,9 @@ class PartitionRecord:
     lost_until: int | None = None
     #: The topic's `pause_id` that the engine confirms with this record: none of its requests is in flight any more.
     pause_id: str | None = None
-    #: What the stop found; None while it is mirrored.
+    #: What the stop found; None while it is mirrored. And what the source last returned before it was paused.
     at_stop: AtStop | None = None
+    source_seen: SourceSeen | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

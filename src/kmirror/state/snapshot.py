@@ -140,6 +140,12 @@ class State:
         """Return the last report of each lane, with the rows of all its partitions."""
         return tuple(joined(report, pages) for report, pages in self.lanes(mirror))
 
+    def last_rows(self, mirror: str) -> list[tuple[ProgressRecord, ProgressRow]]:
+        """Return the rows of all lanes, oldest first, without those from before a topic was mirrored or rebuilt."""
+        since = {topic.topic: max(topic.added_at_ms or 0, topic.rebuilt_at_ms or 0) for topic in self.topics(mirror)}
+        reports = sorted(self.progress(mirror), key=lambda one: one.time_ms)
+        return [(one, row) for one in reports for row in one.rows if one.time_ms >= since.get(row.topic, 0)]
+
     def lanes(self, mirror: str) -> tuple[tuple[ProgressRecord, Mapping[int, LaneRowsRecord]], ...]:
         """Return the last report of each lane as it is stored, and the pages of the lane."""
         return tuple(

@@ -33,7 +33,7 @@ from kmirror.columns import (
 from kmirror.commands import on_mirror
 from kmirror.errors import HISTORY_REASONS, NOT_COPYING, Reason
 from kmirror.settings.durations import format_duration
-from kmirror.state.records import PartitionState
+from kmirror.state.records import AtStop, PartitionState
 from kmirror.status.objective_state import ObjectiveState, objective_state
 from kmirror.status.topic_state import TopicState
 from kmirror.words import at_time, byte_rate, counted, one_line, visible
@@ -56,6 +56,14 @@ def kept_offsets(
     if source_log_start is None or destination_log_start is None or destination_offset is None:
         return None
     return max(0, min(source_log_start, destination_offset) - destination_log_start)
+
+
+def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
+    """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
+    if known.source_offset is None:
+        return None
+    shared = last_mirrored_offset if known.fork_offset is None else min(last_mirrored_offset, known.fork_offset)
+    return max(0, known.source_offset - max(shared, known.source_log_start or 0))
 
 
 def shown_rate(bytes_per_second: int | None) -> str | None:

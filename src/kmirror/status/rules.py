@@ -39,7 +39,7 @@ from kmirror.status.lasting_troubles import failing_job_notes
 from kmirror.status.mirror_status import MirrorStatus, objectives_of, throttle_of
 from kmirror.status.next_steps import failure_text, refused_text
 from kmirror.status.observed import ClusterSnapshot, Report, is_gone, reports_of
-from kmirror.status.partition_row import PartitionRow, kept_offsets
+from kmirror.status.partition_row import PartitionRow, kept_offsets, known_lost
 from kmirror.status.topic_state import SourceTrouble, TopicState, kind_of, topic_state_of
 from kmirror.status.topic_status import TopicStatus
 from kmirror.status.unmirrored import UnmirroredPartition, not_added_topics, unmirrored_partitions
@@ -364,14 +364,21 @@ def _row(one: _Partition, status: _Status, topic_state: TopicState, shared: _Top
     gone = status.reason is Reason.DESTINATION_TOPIC_DELETED or (is_stopped and shared.is_gone)
     destination_offset = None if gone else destination.high_watermark.get(here)
     starts_here = None if gone else destination.log_start_offset.get(here)
+    at_stop = record.at_stop if record is not None and is_stopped else None
     source_offset = None if source is None else source.last_stable_offset.get(there)
     answers = source_offset is not None
     if source is not None and answers:
         high_watermark, log_start = source.high_watermark.get(there), source.log_start_offset.get(there)
         as_of_ms: int | None = source.seen_ms.get(there, source.time_ms)
+    elif at_stop is not None and at_stop.source_offset is not None:
+        source_offset, high_watermark = at_stop.source_offset, at_stop.source_high_watermark
+        log_start, as_of_ms = last.source_log_start if last else None, at_stop.source_as_of_ms
     elif report is not None:
         source_offset, high_watermark = report.row.source_offset, report.row.source_high_watermark
         log_start, as_of_ms = report.row.source_log_start, report.as_of_ms
+    elif record is not None and (seen := record.source_seen) is not None:
+        source_offset, high_watermark = seen.last_stable_offset, seen.high_watermark
+        log_start, as_of_ms = seen.log_start, seen.time_ms
     else:
         high_watermark = log_start = as_of_ms = None
     lag = None
@@ -385,6 +392,11 @@ def _row(one: _Partition, status: _Status, topic_state: TopicState, shared: _Top
     last_known_lag = lag
     if lag is None and last is not None:
         last_known_lag = _difference(last.source_offset, last.destination_offset)
+    if at_stop is not None and record is not None and record.last_mirrored_offset is not None:
+        last_known_lag = known_lost(record.last_mirrored_offset, at_stop)
+    elif last_known_lag is None and record is not None and record.begun and not is_stopped:
+        # its lane has not read the copy's end yet: only the source's end is of an earlier lane
+        last_known_lag = _difference(source_offset, destination_offset)
     if status.reason in HISTORY_REASONS and not is_extra and topic.rebuild is None:
         # what makes the copy long enough need not be the source's
         lag, last_known_lag = lag or None, last_known_lag or None

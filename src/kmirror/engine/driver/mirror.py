@@ -91,19 +91,19 @@ class MirrorEngine:
         self._destination_config: ClientConfig = client_config(destination_properties).expecting(destination_cluster_id)
         self._actor = actor
         self._lease = lease
-        topics, progress = state.topics(mirror), state.progress(mirror)
+        topics = state.topics(mirror)
         self.journal = MirrorJournal(mirror, actor, now_ms)
         self._health = MirrorHealth(now())
         self.partitions = MirrorPartitions(
             mirror,
             [p for topic in topics for p in state.partitions(mirror, topic.topic)],
-            progress,
+            state.last_rows(mirror),
             self._health,
             self.journal,
         )
         self._topics = MirrorTopics(record, topics, self.partitions, self.journal)
         self.orders = LaneOrders(self._topics, self.partitions, lease, destination_properties, destination_cluster_id)
-        filling = [report.lane for report in progress if report.fills_by_transactions]
+        filling = [report.lane for report in state.progress(mirror) if report.fills_by_transactions]
         self._lanes = Lanes(self.orders, self.journal, lease, runner, filling)
         unreadable = [record.key for record in state.unknown]
         self.history = History(mirror, now(), state.history(mirror), unreadable)

@@ -88,6 +88,7 @@ class LaneOrders:
 
     def with_state(self, assignment: Assignment) -> Assignment:
         """Return an assignment with what a lane must know of its partition, but that changes no plan."""
+        assignment = replace(assignment, source_seen=self._partitions.source_seen(assignment.destination))
         record = self._partitions.records.get(assignment.destination)
         if record is None:
             return assignment

@@ -6,7 +6,7 @@ A new row changes what is stored (`stored_partition`), and what it reports for t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now
@@ -14,6 +14,7 @@ from kmirror.engine.status.health import MirrorHealth
 from kmirror.engine.status.journal import Level, MirrorJournal
 from kmirror.engine.status.stored_partition import alignment_note, record_after, released_record
 from kmirror.errors import Reason
+from kmirror.state.assignment import SourceSeen
 from kmirror.state.records import PartitionRecord, PartitionState, ProgressRecord, ProgressRow, TopicRecord
 from kmirror.words import counted
 
@@ -28,7 +29,7 @@ class MirrorPartitions:
         self,
         mirror: str,
         records: Iterable[PartitionRecord],
-        progress: Iterable[ProgressRecord],
+        last_rows: Sequence[tuple[ProgressRecord, ProgressRow]],
         health: MirrorHealth,
         journal: MirrorJournal,
     ) -> None:
@@ -46,11 +47,17 @@ class MirrorPartitions:
         #: The destination's log ends that lanes reported to the last engine, since the partitions' records changed.
         self._known_ends = {
             partition: row.destination_offset
-            for report in sorted(progress, key=lambda one: one.time_ms)
-            for row in report.rows
+            for report, row in last_rows
             if row.begun
             and (known := self.records.get(partition := TopicPartition(row.topic, row.partition)))
             and known.state_time_ms < report.time_ms
+        }
+        #: What the source last returned to lanes of earlier engines, and about partitions that were released since.
+        self._source_seen = {p: kept.source_seen for p, kept in self.records.items() if kept.source_seen is not None}
+        self._source_seen |= {
+            TopicPartition(row.topic, row.partition): seen
+            for report, row in last_rows
+            if (seen := _source_seen(row, report.as_of_ms(row))) is not None
         }
         #: By partition, the offset at which a lane last made its log start.
         self._aligned_to: dict[TopicPartition, int] = {}
@@ -131,11 +138,13 @@ class MirrorPartitions:
         has_changed = False
         for partition in range(count):
             topic_partition = TopicPartition(topic.topic, partition)
+            if (seen := self.source_seen(topic_partition)) is not None:
+                self._source_seen[topic_partition] = seen
             before, row = self.records.get(topic_partition), self.rows.pop(topic_partition, None)
             self._busy.discard(topic_partition)
             self._refused.discard(topic_partition)
             self._mark_changed(topic_partition)
-            record = released_record(before, topic, partition, row, self._journal.time_ms())
+            record = released_record(before, topic, partition, row, self._journal.time_ms(), seen)
             if record != before:
                 self.records[topic_partition] = self.changed[topic_partition] = record
                 has_changed = True
@@ -157,6 +166,7 @@ class MirrorPartitions:
             self.lane_of,
             self._aligned_to,
             self._known_ends,
+            self._source_seen,
             self._recopied,
         ):
             for partition in known & kept.keys():
@@ -226,6 +236,13 @@ class MirrorPartitions:
         """Return the destination's log end that a lane last reported; None if it is unknown."""
         row = self.rows.get(partition)
         return row.destination_offset if row else self._known_ends.get(partition)
+
+    def source_seen(self, partition: TopicPartition) -> SourceSeen | None:
+        """Return what the source last returned of a partition, to a lane; None if that is unknown."""
+        row, known = self.rows.get(partition), self._health.end_of(partition)
+        if row is None or known is None:
+            return self._source_seen.get(partition)
+        return _source_seen(row, self._journal.time_ms() - int(1000 * (now() - known[0])))
 
     def mirrored_ends(self) -> dict[TopicPartition, int]:
         """Return the destination's ends of partitions that hold records of the source; from any thread."""
@@ -315,3 +332,17 @@ class MirrorPartitions:
 def _is_busy(row: ProgressRow) -> bool:
     """Return whether a lane copies records of a partition, or has some left to copy."""
     return row.bytes_per_second > 0 or row.source_offset is None or (row.destination_offset or 0) < row.source_offset
+
+
+def _source_seen(row: ProgressRow, time_ms: int) -> SourceSeen | None:
+    """Return what a row says that the source returned; None if it says nothing."""
+    if row.source_offset is None:
+        return None
+    return SourceSeen(
+        row.source_offset,
+        time_ms,
+        row.source_high_watermark,
+        row.source_log_start,
+        row.source_lost_ms,
+        row.records_per_second,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kmirror.state.assignment import SourceSeen
 from kmirror.state.records import DesiredState, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 
 
@@ -40,6 +41,7 @@ def record_after(
         lost_until=known.lost_until if row.lost_until is None else row.lost_until,
         last_mirrored_epoch=known.last_mirrored_epoch if row.last_epoch is None else row.last_epoch,
         pause_id=None,
+        source_seen=None if row.source_offset is not None else known.source_seen,
     )
     if (record.state, record.reason) != (known.state, known.reason):
         record = replace(record, state_time_ms=now_ms)
@@ -55,12 +57,18 @@ def _is_copied_again(failed: PartitionRecord, row: ProgressRow) -> bool:
 
 
 def released_record(
-    before: PartitionRecord | None, topic: TopicRecord, partition: int, row: ProgressRow | None, now_ms: int
+    before: PartitionRecord | None,
+    topic: TopicRecord,
+    partition: int,
+    row: ProgressRow | None,
+    now_ms: int,
+    seen: SourceSeen | None = None,
 ) -> PartitionRecord:
     """Return the record of a partition that no lane has any more because its topic is paused or stopped.
 
-    `row` is its last lane's last row. A FAILED partition stays FAILED while it is paused; if it is stopped, the record
-    keeps the reason. A STOPPED partition stays STOPPED. The record names the pause that it answers.
+    `row` is its last lane's last row, and `seen` what the source last returned. A FAILED partition stays FAILED while
+    it is paused; if it is stopped, the record keeps the reason. A STOPPED partition stays STOPPED. The record names the
+    pause that it answers.
     """
     known = before or PartitionRecord(topic.mirror, topic.topic, partition, PartitionState.LOG_ALIGNMENT, now_ms)
     stops = topic.desired is DesiredState.STOPPED
@@ -68,7 +76,7 @@ def released_record(
     if known.last_mirrored_offset is not None or (known.state is PartitionState.STOPPED and stops):
         return known
     if known.state is PartitionState.FAILED and not stops:
-        return replace(known, pause_id=topic.pause_id)
+        return replace(known, pause_id=topic.pause_id, source_seen=seen)
     epoch = row.last_epoch if row is not None else None
     failed = known.state is PartitionState.FAILED
     return replace(
@@ -79,6 +87,7 @@ def released_record(
         message=known.message if failed else None,
         last_mirrored_epoch=known.last_mirrored_epoch if epoch is None else epoch,
         pause_id=None if stops else topic.pause_id,
+        source_seen=seen,
     )
 
 

@@ -21,7 +21,6 @@ from kmirror.ops.stop.mirrored_end import Evidence, mirrored_ends
 from kmirror.ops.stop.report import (
     at_stop_from_reports,
     failure_of,
-    known_lost,
     last_reports,
     source_only_record,
     with_source_answer,
@@ -29,6 +28,7 @@ from kmirror.ops.stop.report import (
 from kmirror.ops.stop.source_ends import SourceEndsRequest
 from kmirror.state.records import AtStop, MirrorRecord, PartitionRecord, TopicOrigin, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.partition_row import known_lost
 
 #: Time to read the timestamps of last mirrored records; partitions left after that keep what their lane reported.
 _READING_S = 2.0

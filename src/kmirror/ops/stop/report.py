@@ -17,9 +17,11 @@ from kmirror.ops.base.topic_results import STALE_MS, Outcome, TopicResult, estim
 from kmirror.ops.stop.mirrored_end import MirroredEnd
 from kmirror.ops.stop.source_ends import SourceEnd, SourceEnds
 from kmirror.settings.durations import format_duration
+from kmirror.state.assignment import SourceSeen
 from kmirror.state.records import FRESH_SECONDS, AtStop, PartitionRecord, PartitionState, ProgressRow, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.status.observed import is_gone
+from kmirror.status.partition_row import known_lost
 from kmirror.words import at_time, counted, listed
 
 
@@ -42,16 +44,36 @@ class LastReport:
 
 
 def last_reports(state: State, mirror: str) -> dict[TopicPartition, LastReport]:
-    """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions."""
-    since = {topic.topic: max(topic.added_at_ms or 0, topic.rebuilt_at_ms or 0) for topic in state.topics(mirror)}
-    found: dict[TopicPartition, LastReport] = {}
-    for progress in sorted(state.progress(mirror), key=lambda one: one.time_ms):
-        for row in progress.rows:
-            if progress.time_ms < since.get(row.topic, 0):
-                continue
-            last = LastReport(row, progress.as_of_ms(row), progress.time_ms)
-            found[TopicPartition(row.topic, row.partition)] = last
-    return found
+    """Return the last reports on the partitions of a mirror, ignoring those from before they became its partitions.
+
+    Of a partition that no lane reports on since a pause, what was known then.
+    """
+    records = (one for topic in state.topics(mirror) for one in state.partitions(mirror, topic.topic))
+    found = {
+        TopicPartition(one.topic, one.partition): _before_pause(one, one.source_seen)
+        for one in records
+        if one.source_seen is not None
+    }
+    return found | {
+        TopicPartition(row.topic, row.partition): LastReport(row, report.as_of_ms(row), report.time_ms)
+        for report, row in state.last_rows(mirror)
+    }
+
+
+def _before_pause(record: PartitionRecord, seen: SourceSeen) -> LastReport:
+    row = ProgressRow(
+        record.topic,
+        record.partition,
+        seen.last_stable_offset,
+        seen.high_watermark,
+        seen.log_start,
+        None,
+        None,
+        record.state,
+        source_lost_ms=seen.lost_ms,
+        records_per_second=seen.records_per_second,
+    )
+    return LastReport(row, seen.time_ms, seen.time_ms)
 
 
 def with_all_partitions(state: State, topic: TopicRecord, here: TopicMetadata | None) -> TopicRecord:
@@ -185,14 +207,6 @@ def already_stopped_rows(state: State, topic: TopicRecord) -> list[TopicResult]:
         )
         for record in records
     ]
-
-
-def known_lost(last_mirrored_offset: int, known: AtStop) -> int | None:
-    """Return how many records the source is known to have that the copy lacks; None if its end was never read."""
-    if known.source_offset is None:
-        return None
-    shared = last_mirrored_offset if known.fork_offset is None else min(last_mirrored_offset, known.fork_offset)
-    return max(0, known.source_offset - max(shared, known.source_log_start or 0))
 
 
 def source_only_record(

@@ -177,6 +177,15 @@ class Reports:
             offsets_per_second=growth.per_second if growth else None,
             caught_up_ms=None if is_caught_up or caught_up_at is None else self._epoch(caught_up_at),
         )
+        if (known := partition.assignment.source_seen) is not None and partition.source.last_stable_offset is None:
+            row = row._replace(
+                source_offset=known.last_stable_offset,
+                source_high_watermark=known.high_watermark,
+                source_log_start=known.log_start,
+                source_seen_ms=known.time_ms,
+                source_lost_ms=known.lost_ms,
+                records_per_second=known.records_per_second,
+            )
         is_still = speed.bytes_per_second == 0 == row.records_per_second == row.offsets_per_second
         is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_deferred
         return _Known(fingerprint, row, speed, source_growth, growth, caught_up_at, is_settled)
