@@ -195,6 +195,26 @@ def test_slow_answers_of_a_broker_change_no_row(monkeypatch: pytest.MonkeyPatch)
     assert [row.source_seen_ms for row in reports.changes(copies, []).changed.values()] == [None] * 3
 
 
+def test_a_connection_that_is_opened_anew_changes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(100, 200))
+    clock = answered_at = float(next(times))
+    monkeypatch.setattr(report, "now", lambda: clock)
+    copy = PartitionCopy(ASSIGNMENT)
+    copy.status, copy.progress.is_aligned = Status.COPYING, True
+    copy.source.last_stable_offset = copy.progress.acknowledged = 10
+    reports = Reports(lambda _: clock - 0.2, lambda: answered_at)
+    reported(reports, copy)
+    for _ in range(20):  # until its rates are known to be zero
+        clock = answered_at = float(next(times))
+        reports.changes([copy], [])
+    clock, answered_at = float(next(times)), -math.inf
+    assert not reports.changes([copy], []).changed
+    clock = answered_at = float(next(times))
+    copy.source.last_stable_offset = 12
+    (row,) = reports.changes([copy], [copy]).changed.values()
+    assert row.caught_up_ms is not None
+
+
 def test_a_partition_that_is_put_off_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(report, "now", lambda: clock)

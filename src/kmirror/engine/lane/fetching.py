@@ -312,11 +312,9 @@ class Fetching:
         link = self._links.get((node_id, "main"))
         if link and key in link.partitions:
             link.overtaken.add(key)
-            if partition.blocked_by:
-                link.session.forget(key)
-                partition.advance(now())
-            else:
-                self._want(link, key, partition)
+            self._want(link, key, partition)
+        if partition.blocked_by:
+            partition.advance(now())
         if partition.queue:
             self._lane.make_ready(partition)
 

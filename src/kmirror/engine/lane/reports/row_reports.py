@@ -109,7 +109,7 @@ class Reports:
         self._partitions: Sequence[PartitionCopy] = ()
         #: When `changes` was last called, and what `answered_at` returned then.
         self._called_at = self._answered_then = 0.0
-        self._seen_within = FRESH_SECONDS
+        self._seen_within, self._may_rest = FRESH_SECONDS, False
         #: What to add to the monotonic clock to get epoch milliseconds.
         self._epoch_ms = -inf
 
@@ -128,7 +128,7 @@ class Reports:
         answered_at = min(at, self._answered_at())
         age = at - answered_at
         self._seen_within = ceil(age) + 1.0 if FRESH_SECONDS <= age < _LATE_SECONDS - 1 else FRESH_SECONDS
-        may_rest = age < self._seen_within
+        self._may_rest = may_rest = age < self._seen_within
         is_same = partitions == self._partitions
         if not is_same:
             copies = {partition.assignment.destination: partition for partition in partitions}
@@ -187,7 +187,7 @@ class Reports:
                 records_per_second=known.records_per_second,
             )
         is_still = speed.bytes_per_second == 0 == row.records_per_second == row.offsets_per_second
-        is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_deferred
+        is_settled = is_still and is_caught_up and is_fresh and not partition.source.is_deferred and self._may_rest
         return _Known(fingerprint, row, speed, source_growth, growth, caught_up_at, is_settled)
 
     def _as_of_last_call(self, known: _Known) -> _Known:
