@@ -273,7 +273,7 @@ def test_an_older_topic_of_the_name_on_a_stale_broker_does_not_make_the_mirror_t
         now = found[topic].topic_id
         assert not gone_topics(asked, [record(topic, now)], found)
         # the record names a topic id that no broker has: deleted and created again
-        assert gone_topics(asked, [record(topic, bytes(15) + b"\x07")], found) == {topic}
+        wait_until(lambda: gone_topics(asked, [record(topic, bytes(15) + b"\x07")], found) == {topic})
         # metadata from before the topic was created again: only its id decides
         older = {topic: type(found[topic])(topic, 0, bytes(15) + b"\x07", False, found[topic].partitions)}
         assert not gone_topics(asked, [record(topic, now)], older)

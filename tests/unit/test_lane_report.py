@@ -195,7 +195,7 @@ def test_slow_answers_of_a_broker_change_no_row(monkeypatch: pytest.MonkeyPatch)
     assert [row.source_seen_ms for row in reports.changes(copies, []).changed.values()] == [None] * 3
 
 
-def test_a_connection_that_is_opened_anew_changes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_opened_again_changes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100, 200))
     clock = answered_at = float(next(times))
     monkeypatch.setattr(report, "now", lambda: clock)
