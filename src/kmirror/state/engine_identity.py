@@ -73,22 +73,29 @@ def _start_time(pid: int) -> int | None:
 class EngineSilence:
     """For how long an engine has sent no heartbeat, counted over reads of the state that are answered promptly.
 
-    One that waits for the state counts as one that takes `_WATCH_S`: the engine cannot store a heartbeat meanwhile.
+    Waiting for the state counts `_WATCH_S` at most: the engine cannot store a heartbeat meanwhile. The wait begins with
+    the read before, unless `ask` says when.
     """
 
     def __init__(self) -> None:
         self.record: EngineRecord | None = None
-        self._before_read, self._read_at = 0.0, boottime()
+        self._before, self._since, self._is_asked = 0.0, boottime(), False
+
+    def ask(self) -> None:
+        """Note that the state is read from now on; repeated while it does not answer, the first time counts."""
+        if not self._is_asked:
+            self._before += boottime() - self._since
+            self._since, self._is_asked = boottime(), True
 
     def take(self, record: EngineRecord | None) -> None:
         """Take the record that was read now."""
-        self._before_read = self.seconds if record == self.record else 0.0
-        self.record, self._read_at = record, boottime()
+        self._before = self.seconds if record == self.record else 0.0
+        self.record, self._since, self._is_asked = record, boottime(), False
 
     @property
     def seconds(self) -> float:
         """For how long the record has not changed."""
-        return self._before_read + min(boottime() - self._read_at, _WATCH_S)
+        return self._before + min(boottime() - self._since, _WATCH_S)
 
     @property
     def outlasts_lease(self) -> bool:
