@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,20 @@ from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
 from kmirror.settings.value_types import StartFrom
-from kmirror.state.records import PENDING_ADD, DesiredState, Guard, PartitionRecord, TopicOrigin, TopicRecord
+from kmirror.state.engine_identity import EngineIdentity
+from kmirror.state.lease import Lease, end_lease
+from kmirror.state.records import (
+    PENDING_ADD,
+    DesiredState,
+    EngineRecord,
+    EngineState,
+    Guard,
+    PartitionRecord,
+    TopicOrigin,
+    TopicRecord,
+)
 from kmirror.state.snapshot import Changes
+from kmirror.state.store import StateStore
 from tests.support.idle_engine import ALIGNING, MIRRORING, PAUSED, Run, mirror, row, topic
 from tests.support.mirrors import selector
 from tests.support.waiting import PATIENCE_S
@@ -181,3 +194,24 @@ def test_an_engine_is_given_a_turn_as_soon_as_a_heartbeat_is_due(
         assert not run.engine.has_news(before)
         assert run.engine.has_news(before + HEARTBEAT_SECONDS)
         run.until(lambda: beats.last_at > before)
+
+
+def test_a_pause_fences_only_the_engine_that_was_silent(
+    destination: Destination, operator: Operator, mirror: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby takes over just before the pause does: its lease, and all topics with it, were lost."""
+    add(destination, mirror, selector(topic))
+    silent = EngineRecord(mirror, "its-lease", EngineState.RUNNING, "far-away", "b", 7, 7, None, None, 0, 0, 2_000)
+    change(destination, mirror, lambda _: Changes((silent,)))
+
+    def end_lease_late(store: StateStore, *args: Any) -> None:
+        standby = Lease.acquire(store, mirror, EngineIdentity.of_this_process(), take_over=True)
+        try:
+            end_lease(store, *args)
+        finally:
+            standby.release()
+
+    monkeypatch.setattr("kmirror.ops.mirrors.pause.end_lease", end_lease_late)
+    done = operator.pause(mirror)
+    assert results_of(done, topic) == [Outcome.DONE]
+    assert done.result().warnings == ()

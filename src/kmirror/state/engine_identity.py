@@ -20,11 +20,10 @@ from kmirror.state.waiting import boottime, now_ms
 from kmirror.words import at_time
 
 HEARTBEAT_S = 1.0
-#: How long to wait for the next heartbeat of an engine that is alive or dead by any clock, and how often to check.
+#: How long to wait for the next heartbeat of an engine that is alive by its clock, and how often to check.
 _WATCH_S = 1.5 * HEARTBEAT_S
 _POLL_S = 0.25
-#: An engine without a heartbeat for this long has no lanes left, whatever its record says of its lease; nor has one
-#: whose last heartbeat is this old by our clock, from which no other is that far behind.
+#: An engine without a heartbeat for this long has no lanes left, whatever its record says of its lease.
 _LONGEST_WATCH_S = 60.0
 
 
@@ -73,22 +72,29 @@ def _start_time(pid: int) -> int | None:
 class EngineSilence:
     """For how long an engine has sent no heartbeat, counted over reads of the state that are answered promptly.
 
-    One that waits for the state counts as one that takes `_WATCH_S`: the engine cannot store a heartbeat meanwhile.
+    Waiting for the state counts `_WATCH_S` at most: the engine cannot store a heartbeat meanwhile. The wait begins with
+    the read before, unless `ask` says when.
     """
 
     def __init__(self) -> None:
         self.record: EngineRecord | None = None
-        self._before_read, self._read_at = 0.0, boottime()
+        self._before, self._since, self._is_asked = 0.0, boottime(), False
+
+    def ask(self) -> None:
+        """Note that the state is read from now on; repeated while it does not answer, the first time counts."""
+        if not self._is_asked:
+            self._before += boottime() - self._since
+            self._since, self._is_asked = boottime(), True
 
     def take(self, record: EngineRecord | None) -> None:
         """Take the record that was read now."""
-        self._before_read = self.seconds if record == self.record else 0.0
-        self.record, self._read_at = record, boottime()
+        self._before = self.seconds if record == self.record else 0.0
+        self.record, self._since, self._is_asked = record, boottime(), False
 
     @property
     def seconds(self) -> float:
         """For how long the record has not changed."""
-        return self._before_read + min(boottime() - self._read_at, _WATCH_S)
+        return self._before + min(boottime() - self._since, _WATCH_S)
 
     @property
     def outlasts_lease(self) -> bool:
@@ -123,9 +129,10 @@ def is_over(found: EngineRecord, observer: EngineIdentity) -> bool:
 
 def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float, *, was_watched: bool = False) -> None:
     # raise if a new heartbeat arrives, or if the last one is younger than its ttl by our clock, unless that is behind
-    age_s, ttl_s = (now_ms() - found.last_seen_ms) / 1000, min(found.ttl_ms / 1000, _LONGEST_WATCH_S)
-    is_fresh = 0 <= age_s < found.ttl_ms / 1000 - _WATCH_S
-    watch_s = _WATCH_S if is_fresh or was_watched or age_s >= _LONGEST_WATCH_S else max(ttl_s, _WATCH_S)
+    ttl_s = found.ttl_ms / 1000
+    is_fresh = 0 <= (now_ms() - found.last_seen_ms) / 1000 < ttl_s - _WATCH_S
+    # also if its last heartbeat is old: the destination may have been out of its reach until now
+    watch_s = _WATCH_S if is_fresh or was_watched else max(min(ttl_s, _LONGEST_WATCH_S), _WATCH_S)
     silence = EngineSilence()
     silence.take(found)
     while silence.seconds < watch_s:
@@ -143,7 +150,7 @@ def require_no_heartbeat(store: StateStore, found: EngineRecord, timeout: float,
 def living_engine(store: StateStore, found: EngineRecord | None, timeout: float) -> EngineRecord | None:
     """Return the engine of a record if it is in charge, judged by its heartbeats as for `run`; None if it is not.
 
-    It takes the time between two heartbeats, or that of a lease if the last one is neither recent nor old.
+    It takes the time between two heartbeats, or that of a lease if the last one is not recent.
 
     Raises UnreachableError: the destination does not answer within `timeout` seconds.
     """

@@ -344,13 +344,19 @@ class Lease:
             raise _lost(self.record.mirror, found)
 
 
-def end_lease(store: StateStore, mirror: str) -> None:
+def end_lease(store: StateStore, mirror: str, silent: EngineRecord | None = None) -> None:
     """Take the lease from whatever engine has it, and release it in the same transaction. Raises as `Lease.acquire`.
 
-    For how long its lanes may still write is stored for whoever takes the lease next (`settle_ms`).
+    `silent`: take it only if the record is still this one. For how long lanes may still write is stored for the engine
+    that takes the lease next (`settle_ms`).
     """
+
+    def require_free(found: EngineRecord | None) -> None:
+        if silent is not None and found is not None and found != silent:
+            raise in_charge_error(found)
+
     identity = EngineIdentity.of_this_process()
-    writer, *_ = _write_taken(store, mirror, identity, 0, lambda _: None, DEFAULT_TIMEOUT_S, EngineState.RELEASED)
+    writer, *_ = _write_taken(store, mirror, identity, 0, require_free, DEFAULT_TIMEOUT_S, EngineState.RELEASED)
     writer.close()
 
 

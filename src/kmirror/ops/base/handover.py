@@ -37,14 +37,16 @@ def await_handover(
     topics: Collection[str],
     states: Collection[PartitionState],
     patience_s: float,
+    silence: EngineSilence | None = None,
 ) -> Handover:
     """Wait until the engine has recorded one of `states` for all partitions of these topics.
 
-    An engine counts as silent if its heartbeat has not changed for the length of its lease, by the local clock.
+    An engine counts as silent if its heartbeat has not changed for the length of its lease, by the local clock;
+    `silence` then has its record.
 
     Raises UnreachableError: the destination does not answer.
     """
-    silence, until = EngineSilence(), Deadline(patience_s)
+    silence, until = silence or EngineSilence(), Deadline(patience_s)
     released_at: float | None = None
     while True:
         state = destination.state()

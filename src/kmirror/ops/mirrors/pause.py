@@ -6,7 +6,7 @@ import uuid
 from dataclasses import replace
 
 from kmirror.commands import on_mirror
-from kmirror.errors import ExitCode
+from kmirror.errors import ExitCode, Reason, RefusedError
 from kmirror.ops.base.context import Destination, change, own_event, require_mirror
 from kmirror.ops.base.handover import Handover, await_handover
 from kmirror.ops.base.results import VerbResult
@@ -14,6 +14,7 @@ from kmirror.ops.base.selection import select_topics
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.settings.patterns import TopicSelector
+from kmirror.state.engine_identity import EngineSilence
 from kmirror.state.lease import end_lease
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import DesiredState, PartitionState, TopicRecord
@@ -96,14 +97,20 @@ def _is_late(destination: Destination, mirror: str, topics: list[str], warnings:
     """Wait for the engine, and fence a silent one, whose lanes may run; return whether one may still copy."""
     if not topics:
         return False
-    until = Deadline(_PATIENCE_S)
-    ended = await_handover(destination, mirror, topics, _RELEASED, until.remaining)
-    if ended is Handover.SILENT:
-        end_lease(destination.store, mirror)
+    until, silence = Deadline(_PATIENCE_S), EngineSilence()
+    while True:
+        ended = await_handover(destination, mirror, topics, _RELEASED, until.remaining, silence)
+        if ended is not Handover.SILENT:
+            return ended is Handover.LATE
+        destination.require_condition()
+        try:
+            end_lease(destination.store, mirror, silence.record)
+        except RefusedError as error:
+            if error.reason is not Reason.FENCED:
+                raise
+            continue  # it sent a heartbeat, or another engine is in charge
         again = f"if it does not start again by itself, `{on_mirror('run', mirror)}` starts one"
         warnings.append(f"the engine of mirror {mirror} sent no heartbeat and was fenced; {again}")
-        ended = await_handover(destination, mirror, topics, _RELEASED, until.remaining)
-    return ended is not Handover.CLEAN
 
 
 def _row(topic: TopicRecord, verb: str, changed: bool, *, dry_run: bool, late: bool) -> TopicResult:

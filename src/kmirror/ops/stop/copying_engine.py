@@ -32,11 +32,17 @@ class CopyingEngine:
         #: True once a heartbeat was seen to follow another.
         self._is_beating = False
 
+    def ask(self) -> None:
+        """Note that the state for `ensure` is read from now on."""
+        self._silence.ask()
+
     def ensure(self, state: State) -> None:
-        """Start our own engine if none is in charge."""
+        """Start our own engine if none is in charge of the state that was read now."""
+        if (engine := state.engine(self._mirror)) != self._silence.record:
+            self._is_beating = self._silence.record is not None
+        self._silence.take(engine)
         if self._is_in_charge(state) or self._own.is_running:
             return
-        engine = state.engine(self._mirror)
         if not self._started_at and engine is not None and engine.state is not EngineState.RELEASED:
             text = f"the engine of mirror {self._mirror}, {process_of(engine)}, sends no heartbeat"
             self.warnings.append(f"{text}: promote started another one, which ends with promote")
@@ -63,10 +69,7 @@ class CopyingEngine:
         engine = state.engine(self._mirror)
         if engine is None or engine.state is EngineState.RELEASED:
             return False
-        if engine != self._silence.record:
-            self._is_beating = self._silence.record is not None
-        self._silence.take(engine)
-        if self._silence.outlasts_lease:
+        if engine == self._silence.record and self._silence.outlasts_lease:
             return False
         is_fresh = engine_in_charge(state, self._mirror, now_ms()) is not None
         return self._is_beating or is_fresh or self._silence.seconds < _WATCH_S

@@ -274,6 +274,7 @@ class _Promotion:
     def _stop_complete(self) -> bool:
         """Stop the topics that are complete now; return whether to look at the others at once."""
         request, waiting = self.request, self.waiting
+        self.engine.ask()
         state = self.state = self.destination.state()
         self.claim.require(state)
         self.claim.renew(self.until)
