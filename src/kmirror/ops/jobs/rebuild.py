@@ -217,8 +217,8 @@ class RebuildAttempt:
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
         is_same = self.there.printed_topic_id in (None, record.source_topic_id)
         # what the source deletes from now on would be lost to a mirror that keeps it
-        follows = stored_settings(self.mirror.settings).follow_log_start
-        if is_same and rebuild.reason not in RESET_REASONS and follows:
+        settings = stored_settings(require_mirror(self.destination.state(), self.mirror.name).settings)
+        if is_same and rebuild.reason not in RESET_REASONS and settings.follow_log_start:
             ranges = self._differing(here)
         return {p: (*((low, high) for low, high in mine[:-1] if low < high), mine[-1]) for p, mine in ranges.items()}
 

@@ -19,7 +19,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from kmirror.cluster.client import ClusterClient
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 from kmirror.ops.base.blocked_producers import BlockedTopic, Denial, blocked_sentences, blocked_topics
 from kmirror.ops.base.context import (
     Destination,
@@ -226,7 +226,7 @@ class _Promotion:
         if self.request.block_producers:
             try:
                 self.block(self.begun)
-            except UnreachableError as error:
+            except (UnreachableError, TimedOutError) as error:
                 if not self.producer_block.recorded.issuperset(self.begun):
                     raise
                 self.show.say(f"whether producers are still blocked is unknown: {error.message}")

@@ -106,19 +106,21 @@ def explain(destination: Destination, request: VerifyRequest, watch: Watch = unw
 def _read_clusters(
     destination: Destination, mirror: MirrorRecord, topics: Sequence[TopicRecord]
 ) -> tuple[ClusterSnapshot, ClusterSnapshot, Set[str]]:
-    """Return what both clusters say; also on which sides brokers are silent that may know more partitions."""
+    """Return what both clusters say; also on which sides other brokers know more partitions, or may know more."""
     with Prober(destination) as prober:
         names = [topic.topic for topic in topics]
         here, sources = prober.read(names, [(mirror, [topic.source_topic for topic in topics])])
     there = sources[mirror.name]
     if there.trouble is not None:
         raise there.trouble
-    silent: set[str] = set()
+    uncertain: set[str] = set()
     if odd := [topic for topic in topics if _has_other_partitions(topic, here, there)]:
-        here = _known_to_any(destination.client, here, [topic.topic for topic in odd], "destination", silent)
+        if _may_have_more(destination.client, here, [topic.topic for topic in odd]):
+            uncertain.add("destination")
         with source_client(mirror.source, mirror.source_cluster_id) as source:
-            there = _known_to_any(source, there, [topic.source_topic for topic in odd], "source", silent)
-    return here, there, silent
+            if _may_have_more(source, there, [topic.source_topic for topic in odd]):
+                uncertain.add("source")
+    return here, there, uncertain
 
 
 def _has_other_partitions(topic: TopicRecord, here: ClusterSnapshot, there: ClusterSnapshot) -> bool:
@@ -126,14 +128,11 @@ def _has_other_partitions(topic: TopicRecord, here: ClusterSnapshot, there: Clus
     return ours is not None and theirs is not None and ours.partitions.keys() != theirs.partitions.keys()
 
 
-def _known_to_any(
-    client: ClusterClient, found: ClusterSnapshot, topics: Sequence[str], side: str, silent: set[str]
-) -> ClusterSnapshot:
-    """Add the partitions that any broker knows: one that lags behind does not know new ones."""
+def _may_have_more(client: ClusterClient, found: ClusterSnapshot, topics: Sequence[str]) -> bool:
+    """Return whether any broker knows more partitions, as one that lags behind does not, or does not answer."""
     newest, without_answer = client.newest_metadata(topics)
-    silent |= {side} if without_answer else set()
-    known = {name: one for name, one in newest.topics.items() if one.topic_id == found.topics[name].topic_id}
-    return replace(found, topics={**found.topics, **known})
+    more = [name for name in topics if newest.topics[name].partitions.keys() - found.topics[name].partitions.keys()]
+    return bool(without_answer or more)
 
 
 def _subjects(
@@ -142,7 +141,7 @@ def _subjects(
     topics: Sequence[TopicRecord],
     here: ClusterSnapshot,
     there: ClusterSnapshot,
-    silent: Set[str],
+    uncertain: Set[str],
     logins: Mapping[str, ClientConfig],
 ) -> tuple[list[VerifyRow], list[Subject]]:
     """Return rows for what cannot be compared, and subjects for what can."""
@@ -162,7 +161,7 @@ def _subjects(
                 f"its id was {topic.source_topic_id}, it is {theirs.printed_topic_id} now"
             )
         for partition in sorted({*ours.partitions, *theirs.partitions}):
-            found = _subject(topic, partition, records.get(partition), recreated, here, there, silent)
+            found = _subject(topic, partition, records.get(partition), recreated, here, there, uncertain)
             if isinstance(found, Subject):
                 subjects.append(found)
             else:
@@ -213,7 +212,7 @@ def _subject(
     recreated: str | None,
     here: ClusterSnapshot,
     there: ClusterSnapshot,
-    silent: Set[str],
+    uncertain: Set[str],
 ) -> Subject | VerifyRow:
     last_mirrored = record.last_mirrored_offset if record else None
 
@@ -234,9 +233,9 @@ def _subject(
     source_offset, source_start = there.last_stable_offset.get(theirs), there.log_start_offset.get(theirs)
     log_end, log_start = here.high_watermark.get(ours), here.log_start_offset.get(ours)
     for side, found, name in (("destination", here, topic.topic), ("source", there, topic.source_topic)):
-        if side in silent and partition not in found.topics[name].partitions:
+        if side in uncertain and partition not in found.topics[name].partitions:
             what = f"could not be compared: whether the {side} has this partition is not certain"
-            return row(Outcome.TIMED_OUT, f"{what}: not all of its brokers answer", hint=again)
+            return row(Outcome.TIMED_OUT, f"{what}: its brokers disagree, or not all of them answer", hint=again)
     if partition not in here.topics[topic.topic].partitions:
         lag = None if stopped or source_offset is None else source_offset - (source_start or 0)
         yet = "" if stopped else " yet"
@@ -319,9 +318,9 @@ class _Run:
         """Read both clusters; return rows for what cannot be compared, and a plan for the rest."""
         mirror = self._mirror
         with self.step("look"), Meter(self._watch, f"reading both clusters of mirror {mirror.name}"):
-            here, there, silent = _read_clusters(self._destination, mirror, self._topics)
+            here, there, uncertain = _read_clusters(self._destination, mirror, self._topics)
             logins = {"destination": self._destination.config, "source": client_config(mirror.source)}
-            rows, subjects = _subjects(self._state, mirror, self._topics, here, there, silent, logins)
+            rows, subjects = _subjects(self._state, mirror, self._topics, here, there, uncertain, logins)
             self.subjects = {TopicPartition(subject.topic, subject.partition): subject for subject in subjects}
             return rows, self._plan([subject for subject in subjects if subject.has_work])
 
