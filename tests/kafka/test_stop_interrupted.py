@@ -28,6 +28,7 @@ from tests.support.round_trip import CutOffError
 from tests.support.waiting import wait_until
 
 CLAIMED = "record which topics are stopped, and why: engines release them"
+LIFTED = "lift the write protection, and probe that the topics are writable"
 ENDS_RECORDED = "record where the source's records end (LMO); from here on others may write"
 
 
@@ -43,8 +44,8 @@ def mirrored(pair: ClusterPair, destination: Destination, *topics: str, **settin
 
 @pytest.mark.parametrize(
     ("verb", "frozen_after"),
-    [("failover", CLAIMED), ("remove", CLAIMED), ("remove", ENDS_RECORDED)],
-    ids=["failover claimed", "remove claimed", "remove ends recorded"],
+    [("failover", CLAIMED), ("remove", CLAIMED), ("remove", ENDS_RECORDED), ("remove", LIFTED)],
+    ids=["failover claimed", "remove claimed", "remove ends recorded", "remove lifted"],
 )
 def test_a_stop_that_was_undone_while_it_was_frozen_changes_nothing_of_the_live_mirror(
     cluster_pair: ClusterPair, destination: Destination, verb: str, frozen_after: str

@@ -206,7 +206,9 @@ def failing_all(step: Callable[[StopWork], str | None]) -> Callable[[StopWork], 
 def find_settings(work: StopWork) -> None:
     """Find the settings that were deferred while topics were mirrored."""
     destination = work.destination
-    work.topics = work.first_source.applied(destination.config, work.done.warnings)
+    names = {topic.topic for topic in work.topics}
+    applied = work.first_source.applied(destination.config, work.done.warnings)
+    work.topics = [topic for topic in applied if topic.topic in names]
     work.done.warnings += retention_notes(work.topics, now_ms())
     present, defaults = _present_settings(work)
     for topic in work.left:

@@ -85,6 +85,8 @@ def stop(
 
 def _half_way(work: StopWork) -> list[str]:
     """Return the topics whose stop has begun, or may have, and is not finished."""
+    if not (work.seen_at or work.topics or work.gone or work.in_doubt):
+        return []  # nothing was claimed
     names = [topic.topic for topic in (*work.topics, *work.gone)] or work.request.topics
     topics = [topic for name in names if (topic := work.state.topic(work.request.mirror, name)) is not None]
     return [
@@ -117,6 +119,7 @@ def _recording(
 
     def record(work: StopWork) -> str:
         def decide_and_keep(state: State) -> Changes:
+            work.seen_at = boottime()  # the commit that follows may take as long as the process is frozen
             changes = decide(work, state)
             work.state = state.after(changes)
             return changes
@@ -125,9 +128,8 @@ def _recording(
         try:
             change(work.destination, work.request.mirror, decide_and_keep)
         except KmirrorError as error:
-            work.state, work.in_doubt = before, isinstance(error.__cause__, OutcomeUnknown)
+            work.state, work.in_doubt, work.seen_at = before, isinstance(error.__cause__, OutcomeUnknown), 0.0
             raise
-        work.seen_at = boottime()
         then(work)
         return reached
 
@@ -334,9 +336,6 @@ def _take_source_answer(work: StopWork) -> str:
 
 def _report_stopped(work: StopWork) -> None:
     """Add the rows of the topics that are stopped now."""
-    for topic in work.left:
-        if error := taken(topic, work.state):
-            work.fail(topic.topic, error)
     request, finished, done = work.request, work.left, work.done
     outcome = f"{work.becomes} stopped"
     for topic in finished:
@@ -351,6 +350,14 @@ def _report_stopped(work: StopWork) -> None:
     ]
     done.warnings += incomplete_warnings(work.state, request.mirror, finished, work.facts.reports, work.source.absent)
     done.warnings += spread_warnings(finished, work.facts.reports)
+
+
+def _withdraw_taken(work: StopWork) -> None:
+    """Replace the rows of topics that were mirrored again before it could be recorded that they are stopped."""
+    for topic in work.left:
+        if error := taken(topic, work.state):
+            work.done.results = [row for row in work.done.results if row.topic != topic.topic]
+            work.fail(topic.topic, error)
 
 
 def _unmirrored(work: StopWork, topics: Iterable[TopicRecord]) -> dict[TopicPartition, PartitionRecord]:
@@ -456,6 +463,7 @@ STOP: tuple[Step[StopWork], ...] = (
         "stopped",
         lambda work, state: _stopped(work, state, work.left, _unmirrored(work, work.left).values()),
         _report_stopped,
+        _withdraw_taken,
     ),
 )
 

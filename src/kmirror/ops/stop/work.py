@@ -149,8 +149,9 @@ class StopWork:
             self.destination.condition is None and boottime() < self.seen_at + _SEEN_S
         ):
             return
-        self.destination.require_condition(state := self.destination.state())
-        self.seen_at = boottime()
+        seen_at, state = boottime(), self.destination.state()
+        self.destination.require_condition(state)
+        self.seen_at = seen_at
         for topic in self.left:
             now = state.topic(topic.mirror, topic.topic)
             if error := taken(topic, state):
