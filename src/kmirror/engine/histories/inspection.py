@@ -159,7 +159,7 @@ class Inspector:
         ends = {a: _ends(seen[a]) for a in unchanged}
         for a, again in self.compare_tails(ends, source, destination, unchanged).items():
             if isinstance(again, Unreadable) or again.tail is not TailMatch.DIFFERENT:
-                found[a] = _with_tail(a, seen[a], again)
+                found[a] = _with_tail(a, replace(seen[a], is_still=True), again)
         return found
 
     def _source_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:

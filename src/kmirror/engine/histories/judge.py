@@ -128,6 +128,8 @@ class Facts:
     differs_at: int | None = None
     #: From here on nothing was found to differ.
     compared_from: int = 0
+    #: The source's log is proved to begin with what it had at the mark of an earlier leader epoch.
+    is_still: bool = False
     #: The destination has nothing but our filler.
     only_filler: bool = False
     #: The destination ends with records of another writer, and nothing was found to compare.
