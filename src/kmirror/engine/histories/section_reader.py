@@ -161,7 +161,8 @@ class SectionReader:
         """Return whether the log of a source partition's leader begins with what it had at an earlier mark.
 
         It does if the leader epoch of then goes up to the high watermark of then, or further: logs that both have an
-        epoch are the same up to where the first of them ends it (KIP-101). A fetch asks for that (KIP-595).
+        epoch are the same up to where the first of them ends it (KIP-101). A fetch asks for that (KIP-595). A leader
+        that also says so of an epoch that is yet to come does not look at epochs, and proves nothing.
 
         Raises:
             BrokerError, UnreachableError, OutcomeUnknown: the leader does not say.
@@ -170,13 +171,17 @@ class SectionReader:
         if leader is None:
             raise UnreachableError(f"{partition} has no leader")
         key = FetchKey(leader.topic_id, partition.partition, partition.topic)
-        position = FetchPosition(mark.high_watermark, mark.leader_epoch, leader.known_epoch, 1)
         broker = Broker(leader.node_id, leader.host, leader.port)
-        part = self._exchange(self._source, broker, {key: position}, False).get(key)
-        code = Code.UNKNOWN_SERVER_ERROR if part is None else part.error_code
-        if code not in (Code.NONE, Code.OFFSET_OUT_OF_RANGE):
-            raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
-        return part is not None and not code and part.diverging_epoch is None
+
+        def has_epoch(epoch: int) -> bool:
+            position = FetchPosition(mark.high_watermark, epoch, leader.known_epoch, 1)
+            part = self._exchange(self._source, broker, {key: position}, False).get(key)
+            code = Code.UNKNOWN_SERVER_ERROR if part is None else part.error_code
+            if code not in (Code.NONE, Code.OFFSET_OUT_OF_RANGE):
+                raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
+            return part is not None and not code and part.diverging_epoch is None
+
+        return has_epoch(mark.leader_epoch) and not has_epoch(leader.leader_epoch + 1)
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits

@@ -51,11 +51,8 @@ class CopyProgress:
         self._mark = SourceMark(
             facts.source_leader[1], facts.high_watermark, facts.compared_from, facts.destination_log_end
         )
-        is_as_before = before and (before.leader_epoch, before.copied_to) == (
-            self._mark.leader_epoch,
-            self.acknowledged,
-        )
-        if before and (facts.is_still or is_as_before):
+        same_copy = before and (before.leader_epoch, before.copied_to) == (facts.source_leader[1], self.acknowledged)
+        if before and (facts.is_still or same_copy):
             # what was seen of the source's log before is still true
             self._mark = self._mark._replace(
                 high_watermark=max(before.high_watermark, facts.high_watermark),
