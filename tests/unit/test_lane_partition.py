@@ -89,6 +89,23 @@ def test_what_was_seen_of_the_source_stays_known_in_its_leader_epoch_and_where_t
     assert mark_after(38, 9, 60, 38) == SourceMark(9, 60, 38, 38)
 
 
+def test_a_history_is_proved_by_the_epoch_of_the_last_record_that_was_seen(shell: Shell) -> None:
+    """Of an epoch in which nothing was written, no other broker knows."""
+
+    def last_epoch() -> int | None:
+        mark = shell.copy.progress.mark
+        return mark and mark.last_epoch
+
+    shell.inspect(facts(40, high_watermark=60))
+    assert last_epoch() == 7
+    shell.inspect(facts(40, high_watermark=60, epoch_before=(4, 59)))
+    assert last_epoch() == 7
+    shell.inspect(facts(40, high_watermark=60, epoch_before=(4, 60)))
+    assert last_epoch() == 4
+    shell.fetch(stored(40), high_watermark=61)
+    assert last_epoch() == 7
+
+
 def test_one_batch_is_in_flight_until_the_first_success(shell: Shell) -> None:
     shell.inspect(facts(0))
     shell.fetch(*[stored(i) for i in range(8)])

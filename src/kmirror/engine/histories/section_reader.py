@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -31,6 +32,8 @@ _ANSWER_BYTES = 8 << 20
 #: The fetch limits of partitions whose batch was not returned, four times larger each time.
 _SMALLEST_LIMIT = 64 << 10
 _LARGEST_LIMIT = 1 << 20
+#: An offset that no log has.
+_NO_LOG_END = (1 << 63) - 1
 #: The source's last batch is expected to be at most this much larger than the destination's.
 _ROOM_BYTES = 4 << 10
 #: How many times a quota may delay a request.
@@ -181,7 +184,30 @@ class SectionReader:
                 raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
             return part is not None and not code and part.diverging_epoch is None
 
-        return has_epoch(mark.leader_epoch) and not has_epoch(leader.leader_epoch + 1)
+        return has_epoch(mark.last_epoch) and not has_epoch(leader.leader_epoch + 1)
+
+    def epochs_before(
+        self, partitions: Iterable[TopicPartition], source: ClusterMetadata
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the last leader epoch with records before that of a source partition's leader, and where it ends.
+
+        Those of which the leader does not say it are left out.
+        """
+        asked: dict[Broker, dict[FetchKey, FetchPosition]] = defaultdict(dict)
+        for partition in partitions:
+            leader = source.leader_address(partition)
+            if leader is not None and leader.leader_epoch > 0:
+                broker = Broker(leader.node_id, leader.host, leader.port)
+                key = FetchKey(leader.topic_id, partition.partition, partition.topic)
+                # no epoch goes so far: the answer is where this one, or the last before it, ends
+                asked[broker][key] = FetchPosition(_NO_LOG_END, leader.leader_epoch - 1, leader.leader_epoch, 1)
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for broker, positions in asked.items():
+            with suppress(KmirrorError, OutcomeUnknown):
+                for key, part in self._exchange(self._source, broker, positions, False).items():
+                    if not part.error_code and part.diverging_epoch is not None:
+                        found[TopicPartition(key.topic, key.partition)] = part.diverging_epoch
+        return found
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits

@@ -49,7 +49,11 @@ class CopyProgress:
         before = self.mark
         self.acknowledged = facts.destination_log_end
         self._mark = SourceMark(
-            facts.source_leader[1], facts.high_watermark, facts.compared_from, facts.destination_log_end
+            facts.source_leader[1],
+            facts.high_watermark,
+            facts.compared_from,
+            facts.destination_log_end,
+            facts.epoch_before,
         )
         same_copy = before and (before.leader_epoch, before.copied_to) == (facts.source_leader[1], self.acknowledged)
         if before and (facts.is_still or same_copy):
