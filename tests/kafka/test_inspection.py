@@ -15,8 +15,10 @@ from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol import fetch
 from kmirror.cluster.protocol.batch import batch_headers
 from kmirror.cluster.protocol.codes import Code
-from kmirror.engine.histories.judge import Copy, Fail, TailMatch, Wait, judge
-from kmirror.engine.histories.section_reader import Unreadable
+from kmirror.cluster.protocol.metadata import TopicPartition
+from kmirror.engine.histories.inspection import _TAIL_READ_LIMITS
+from kmirror.engine.histories.judge import Copy, Fail, SourceMark, TailMatch, Wait, judge
+from kmirror.engine.histories.section_reader import SectionReader, Unreadable
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.errors import Reason
 from kmirror_sandbox.cluster import SandboxCluster
@@ -346,3 +348,29 @@ def test_a_damaged_batch_of_the_source_proves_nothing(pair: Pair) -> None:
     assert isinstance(verdict, Wait)
     assert (verdict.trouble.reason, verdict.trouble.permanent_after_retries) == (Reason.CORRUPT_BATCH, True)
     assert "the source's batch at offset 0 is corrupt" in verdict.trouble.message
+
+
+def test_a_leader_that_ignores_what_was_fetched_last_proves_no_history(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = pair.topic()
+    produce(pair.source, topic, 3)
+    reader = SectionReader(pair.at_source, pair.at_destination, _TAIL_READ_LIMITS)
+    with pair.at(topic) as leader:
+        epoch = leader.leader_epoch
+
+    def is_still(high_watermark: int) -> bool:
+        mark = SourceMark(epoch, high_watermark, 0, 2)
+        return reader.is_still(mark, TopicPartition(topic, 0), pair.at_source.metadata({topic}))
+
+    assert is_still(3)
+    assert not is_still(4)
+    exchange = fetch.exchange
+    monkeypatch.setattr(
+        fetch,
+        "exchange",
+        lambda positions, **others: exchange(
+            {key: position._replace(last_fetched_epoch=None) for key, position in positions.items()}, **others
+        ),
+    )
+    assert not is_still(3)

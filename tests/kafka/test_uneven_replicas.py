@@ -11,6 +11,8 @@ from contextlib import closing
 from itertools import count
 
 import pytest
+from confluent_kafka import ElectionType, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kmirror.cluster.append import OffsetAppender
 from kmirror.cluster.protocol.batch import batch_headers
@@ -102,6 +104,21 @@ class Uneven:
             out.append(single)
             out.fill(COPIED)
 
+    def move_leader_and_back(self) -> None:
+        """Have the first broker begin a leader epoch in which nothing is written, after another one of that kind."""
+        self.source.stop_broker(1, grace_s=60)
+        self.source.start_broker(1)
+        admin = AdminClient({"bootstrap.servers": self.source.bootstrap_servers})
+        place = TopicPartition(self.topic, 0)
+
+        def is_back() -> bool:
+            partition = self.mirror.at_source.metadata({self.topic}).topics[self.topic].partitions[0]
+            if partition.leader_id != 1 and set(partition.in_sync_replicas) == {1, 2}:
+                admin.elect_leaders(ElectionType.PREFERRED, [place]).result(30)
+            return partition.leader_id == 1
+
+        wait_until(is_back)
+
     def start(self) -> Lane:
         """Start the lane, and wait until it would copy."""
         lane = self.mirror.start(claim=False)
@@ -121,10 +138,13 @@ def topic(
         yield made
 
 
-def test_a_new_leader_shows_what_its_predecessors_cleaner_had_removed(topic: Uneven) -> None:
+@pytest.mark.parametrize("has_written", [True, False], ids=["an epoch with records", "an epoch without"])
+def test_a_new_leader_shows_what_its_predecessors_cleaner_had_removed(topic: Uneven, *, has_written: bool) -> None:
     topic.write(b"same", 20)
     topic.wait_until_cleaned()
     topic.copy_into_the_hole()
+    if not has_written:
+        topic.move_leader_and_back()
     lane = topic.start()
     topic.source.kill(1)
     partition = copy_of(lane, topic.topic)

@@ -72,6 +72,40 @@ def test_what_was_copied_is_marked_by_the_leader_whose_holes_it_has(shell: Shell
     assert mark() == SourceMark(8, 45, 41, 42)
 
 
+def test_what_was_seen_of_the_source_stays_known_in_its_leader_epoch_and_where_the_next_one_is_proved(
+    shell: Shell,
+) -> None:
+    def mark_after(end: int, epoch: int, watermark: int, compared_from: int, **others: object) -> SourceMark | None:
+        seen = {"source_leader": (1, epoch), "high_watermark": watermark, "compared_from": compared_from}
+        shell.inspect(facts(end, tail=TailMatch.SAME, **seen, **others))
+        return shell.copy.progress.mark
+
+    assert mark_after(40, 7, 60, 30) == SourceMark(7, 60, 30, 40)
+    assert mark_after(40, 7, 50, 39) == SourceMark(7, 60, 30, 40)
+    assert mark_after(40, 7, 70, 20) == SourceMark(7, 70, 20, 40)
+    # records below the old high watermark supersede what the new leader still has
+    assert mark_after(40, 8, 65, 39, is_still=True) == SourceMark(8, 70, 20, 40)
+    assert mark_after(40, 9, 65, 39) == SourceMark(9, 65, 39, 40)
+    assert mark_after(38, 9, 60, 38) == SourceMark(9, 60, 38, 38)
+
+
+def test_a_history_is_proved_by_the_epoch_of_the_last_record_that_was_seen(shell: Shell) -> None:
+    """Of an epoch in which nothing was written, no other broker knows."""
+
+    def last_epoch() -> int | None:
+        mark = shell.copy.progress.mark
+        return mark and mark.last_epoch
+
+    shell.inspect(facts(40, high_watermark=60))
+    assert last_epoch() == 7
+    shell.inspect(facts(40, high_watermark=60, epoch_before=(4, 59)))
+    assert last_epoch() == 7
+    shell.inspect(facts(40, high_watermark=60, epoch_before=(4, 60)))
+    assert last_epoch() == 4
+    shell.fetch(stored(40), high_watermark=61)
+    assert last_epoch() == 7
+
+
 def test_one_batch_is_in_flight_until_the_first_success(shell: Shell) -> None:
     shell.inspect(facts(0))
     shell.fetch(*[stored(i) for i in range(8)])

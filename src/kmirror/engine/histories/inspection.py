@@ -104,6 +104,11 @@ class Inspector:
             seen[a] = _with_tail(a, seen[a], found)
         marked = {a: marks[a] for a, facts in seen.items() if a in marks and _may_be_holes(a, facts, marks[a])}
         seen |= self._with_holes(marked, seen, source, destination)
+        behind = [
+            a for a, facts in seen.items() if not facts.trouble and facts.destination_log_end < facts.high_watermark
+        ]
+        before = self._tail_reader.epochs_before([a.source for a in behind], source)
+        seen |= {a: replace(seen[a], epoch_before=before.get(a.source)) for a in behind}
         suspects = {a: facts for a, facts in seen.items() if _may_begin_with_filler(a, facts)}
         seen |= self._with_filler(suspects, source, destination)
         differing = {a: facts for a, facts in seen.items() if _may_differ(a, facts)}
@@ -159,7 +164,7 @@ class Inspector:
         ends = {a: _ends(seen[a]) for a in unchanged}
         for a, again in self.compare_tails(ends, source, destination, unchanged).items():
             if isinstance(again, Unreadable) or again.tail is not TailMatch.DIFFERENT:
-                found[a] = _with_tail(a, seen[a], again)
+                found[a] = _with_tail(a, replace(seen[a], is_still=True), again)
         return found
 
     def _source_trouble(self, error: KmirrorError | OutcomeUnknown) -> Trouble:

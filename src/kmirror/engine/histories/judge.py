@@ -98,6 +98,14 @@ class SourceMark(NamedTuple):
     high_watermark: int
     compared_from: int
     copied_to: int
+    #: The last leader epoch with records before this one, and where it ends; None if unknown.
+    epoch_before: tuple[int, int] | None = None
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record below the high watermark; only its leader knows one without records."""
+        before = self.epoch_before
+        return before[0] if before is not None and self.high_watermark <= before[1] else self.leader_epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,8 @@ class Facts:
     source_topic_id: bytes | None = None
     destination_topic_id: bytes | None = None
     source_leader: tuple[int, int] = (-1, -1)
+    #: The last leader epoch with records before the source leader's, and where it ends; None if unknown.
+    epoch_before: tuple[int, int] | None = None
     destination_leader: tuple[int, int] = (-1, -1)
     source_log_start: int = 0
     source_log_end: int = 0
@@ -128,6 +138,8 @@ class Facts:
     differs_at: int | None = None
     #: From here on nothing was found to differ.
     compared_from: int = 0
+    #: The source's log is proved to begin with what it had at the mark of an earlier leader epoch.
+    is_still: bool = False
     #: The destination has nothing but our filler.
     only_filler: bool = False
     #: The destination ends with records of another writer, and nothing was found to compare.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -31,6 +32,8 @@ _ANSWER_BYTES = 8 << 20
 #: The fetch limits of partitions whose batch was not returned, four times larger each time.
 _SMALLEST_LIMIT = 64 << 10
 _LARGEST_LIMIT = 1 << 20
+#: An offset that no log has.
+_NO_LOG_END = (1 << 63) - 1
 #: The source's last batch is expected to be at most this much larger than the destination's.
 _ROOM_BYTES = 4 << 10
 #: How many times a quota may delay a request.
@@ -161,7 +164,8 @@ class SectionReader:
         """Return whether the log of a source partition's leader begins with what it had at an earlier mark.
 
         It does if the leader epoch of then goes up to the high watermark of then, or further: logs that both have an
-        epoch are the same up to where the first of them ends it (KIP-101). A fetch asks for that (KIP-595).
+        epoch are the same up to where the first of them ends it (KIP-101). A fetch asks for that (KIP-595). A leader
+        that also says so of an epoch that is yet to come does not look at epochs, and proves nothing.
 
         Raises:
             BrokerError, UnreachableError, OutcomeUnknown: the leader does not say.
@@ -170,13 +174,40 @@ class SectionReader:
         if leader is None:
             raise UnreachableError(f"{partition} has no leader")
         key = FetchKey(leader.topic_id, partition.partition, partition.topic)
-        position = FetchPosition(mark.high_watermark, mark.leader_epoch, leader.known_epoch, 1)
         broker = Broker(leader.node_id, leader.host, leader.port)
-        part = self._exchange(self._source, broker, {key: position}, False).get(key)
-        code = Code.UNKNOWN_SERVER_ERROR if part is None else part.error_code
-        if code not in (Code.NONE, Code.OFFSET_OUT_OF_RANGE):
-            raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
-        return part is not None and not code and part.diverging_epoch is None
+
+        def has_epoch(epoch: int) -> bool:
+            position = FetchPosition(mark.high_watermark, epoch, leader.known_epoch, 1)
+            part = self._exchange(self._source, broker, {key: position}, False).get(key)
+            code = Code.UNKNOWN_SERVER_ERROR if part is None else part.error_code
+            if code not in (Code.NONE, Code.OFFSET_OUT_OF_RANGE):
+                raise BrokerError(code, code_name(code), f"reading {partition} at offset {mark.high_watermark}")
+            return part is not None and not code and part.diverging_epoch is None
+
+        return has_epoch(mark.last_epoch) and not has_epoch(leader.leader_epoch + 1)
+
+    def epochs_before(
+        self, partitions: Iterable[TopicPartition], source: ClusterMetadata
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the last leader epoch with records before that of a source partition's leader, and where it ends.
+
+        Those of which the leader does not say it are left out.
+        """
+        asked: dict[Broker, dict[FetchKey, FetchPosition]] = defaultdict(dict)
+        for partition in partitions:
+            leader = source.leader_address(partition)
+            if leader is not None and leader.leader_epoch > 0:
+                broker = Broker(leader.node_id, leader.host, leader.port)
+                key = FetchKey(leader.topic_id, partition.partition, partition.topic)
+                # no epoch goes so far: the answer is where this one, or the last before it, ends
+                asked[broker][key] = FetchPosition(_NO_LOG_END, leader.leader_epoch - 1, leader.leader_epoch, 1)
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for broker, positions in asked.items():
+            with suppress(KmirrorError, OutcomeUnknown):
+                for key, part in self._exchange(self._source, broker, positions, False).items():
+                    if not part.error_code and part.diverging_epoch is not None:
+                        found[TopicPartition(key.topic, key.partition)] = part.diverging_epoch
+        return found
 
     def _step(self, readings: Iterable[Reading[Any]], source: ClusterMetadata, destination: ClusterMetadata) -> None:
         read_limits = self._read_limits

@@ -46,10 +46,22 @@ class CopyProgress:
 
     def restarted(self, facts: Facts, verdict: Copy | AdvanceStart) -> None:
         """Take where the destination ends, and what an inspection found before it."""
+        before = self.mark
         self.acknowledged = facts.destination_log_end
         self._mark = SourceMark(
-            facts.source_leader[1], facts.high_watermark, facts.compared_from, facts.destination_log_end
+            facts.source_leader[1],
+            facts.high_watermark,
+            facts.compared_from,
+            facts.destination_log_end,
+            facts.epoch_before,
         )
+        same_copy = before and (before.leader_epoch, before.copied_to) == (facts.source_leader[1], self.acknowledged)
+        if before and (facts.is_still or same_copy):
+            # what was seen of the source's log before is still true
+            self._mark = self._mark._replace(
+                high_watermark=max(before.high_watermark, facts.high_watermark),
+                compared_from=min(before.compared_from, facts.compared_from),
+            )
         if isinstance(verdict, AdvanceStart):
             return
         if verdict.copied_again:
