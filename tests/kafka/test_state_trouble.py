@@ -53,15 +53,20 @@ def config_of(cluster: SandboxCluster, user: str = "admin", **changed: str) -> C
 
 
 @pytest.fixture
-def admin(cluster: SandboxCluster) -> Any:
-    """Return an administrator of a cluster that kmirror has never written to."""
+def admin(cluster: SandboxCluster) -> Iterator[Any]:
+    """Return an administrator of a cluster that kmirror has never written to, and leave it so to other modules."""
     from confluent_kafka.admin import AdminClient
 
     client = AdminClient(librdkafka(config_of(cluster), log_level=0))
-    there = {STATE_TOPIC, EVENTS_TOPIC} & set(client.list_topics(timeout=30).topics)
-    for future in client.delete_topics(list(there)).values() if there else ():
-        future.result()
-    return client
+
+    def forget() -> None:
+        there = {STATE_TOPIC, EVENTS_TOPIC} & set(client.list_topics(timeout=30).topics)
+        for future in client.delete_topics(list(there)).values() if there else ():
+            future.result()
+
+    forget()
+    yield client
+    forget()  # with transactions that never end
 
 
 @pytest.fixture
