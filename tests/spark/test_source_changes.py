@@ -109,7 +109,7 @@ def test_records_lost_while_an_engine_runs(mirror: Mirrored) -> None:
     mirror.add(other)
     engine = mirror.engine()
     # a client may borrow eleven seconds' worth; the rest takes so long that a busy machine deletes in time
-    limit_writes(mirror.destination, 200_000)
+    limit_writes(mirror.destination, 100_000)
     try:
         write(mirror.source, topic, large_records(8000))
         mirror.wait(engine, lambda: bounds_of(mirror.destination, topic).end > 1000, topics=[topic])
