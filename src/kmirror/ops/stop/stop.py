@@ -223,9 +223,9 @@ def _find_gone(work: StopWork) -> None:
     client = work.destination.client
     work.metadata = client.metadata([topic.topic for topic in work.topics])
     found = work.metadata.topics
-    gone = gone_topics(client, work.topics, found)
-    work.gone = [topic for topic in work.topics if topic.destination_topic_id is None or topic.topic in gone]
-    left = [topic for topic in work.topics if topic not in work.gone]
+    gone = gone_topics(client, work.left, found)
+    work.gone = [topic for topic in work.left if topic.destination_topic_id is None or topic.topic in gone]
+    left = [topic for topic in work.left if topic not in work.gone]
     for topic in work.gone:
         what = "had not become a mirror topic yet" if topic.destination_topic_id is None else "is gone"
         rebuild, is_lost = work.rebuilds.get(topic.topic), work.request.reason is Reason.PROMOTED
@@ -395,7 +395,7 @@ def _stopped(
         records.append(replace(topic, pending_operation=None, deferred=None, rebuild=None))
     if not records:
         return Changes()
-    names = [topic.topic for topic in topics]
+    names = [record.topic for record in records if isinstance(record, TopicRecord)]
     details = {"topics": names[:_MOST_TOPICS_IN_EVENT], "count": len(names), "lastMirroredOffsets": offsets}
     event = own_event(request.mirror, request.verb, ExitCode.OK.name, details)
     return Changes(tuple(records), (), (event,))

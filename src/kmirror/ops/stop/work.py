@@ -108,7 +108,7 @@ class StopWork:
     gone: Sequence[TopicRecord] = ()
     #: True if it is unknown whether the last change of the stored state was made.
     in_doubt: bool = False
-    #: When the stored state was last read or written, on `boottime()`'s clock.
+    #: When the stored state was last asked for, or decided upon, on `boottime()`'s clock.
     seen_at: float = 0.0
     #: True if the engine may still send something.
     must_fence: bool = False
