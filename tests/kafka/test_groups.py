@@ -515,7 +515,8 @@ def test_coordinators_on_several_brokers(three_brokers: SandboxCluster) -> None:
         groups = ClusterGroups(client)
         for number, name in enumerate(names):
             assert groups.commit(name, GroupKind.CONSUMER, {partition: Committed(number)}) == {partition: 0}
-        assert {name for name, one in groups.listed().items() if one.kind is GroupKind.CONSUMER} == set(names)
+        listed = groups.listed()
+        assert {listed[name].kind for name in names} == {GroupKind.CONSUMER}
         # coordinators move: its groups are another client's
         admin = AdminClient(properties_of(cluster))
         described = admin.describe_consumer_groups(names)

@@ -7,6 +7,7 @@ once, a fence that the next leader wrote below such an end was not found: its ow
 from __future__ import annotations
 
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_what_only_the_leader_has_is_not_copied_yet(source_cluster: SandboxClust
 
         freeze(three, FOLLOWER)
         append("4")
+        time.sleep(1)  # the leader answers the follower's fetch before it has more
         append("5")
         assert shown() == (3, 0)
         three.stop_broker(LEADER)
@@ -159,6 +161,7 @@ def test_a_fence_is_found_where_the_next_leaders_log_ends_before_the_last_ones(
         wait_until(lambda: client.list_offsets({place: LATEST})[place].offset == 5)
         freeze(three, FOLLOWER)
         append(5, 1)  # an answer to the fetch that the follower had sent before: it finds it later
+        time.sleep(1)  # the leader answers that fetch before it has more (`replica.fetch.wait.max.ms` is 500)
         append(6, 10)
         before = leader.log_end
         send = fencing._send_markers
