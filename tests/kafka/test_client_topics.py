@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.wire import format_topic_id
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.log_dirs import DiskUse, disk_use
-from kmirror.cluster.topics.topic_requests import create_topic, delete_topics
+from kmirror.cluster.topics.topic_requests import create_partitions, create_topic, delete_topics
 from kmirror.errors import BrokerError, OutcomeUnknown
 from kmirror.ops.add.topic_admin import delete_topic
 from kmirror_sandbox.cluster import SandboxCluster
@@ -172,3 +172,22 @@ def test_the_name_of_a_deleted_topic_is_free_although_zookeeper_still_has_it(mak
             topic_id = create_topic(client, topic, 3, 1, {})
             wait_until(lambda: client.metadata([topic]).topics[topic].error_code == 0)
             delete_topic(client, topic, format_topic_id(topic_id))
+
+
+@pytest.mark.slow
+def test_any_broker_leads_to_the_controller_that_zookeeper_has_chosen(make_cluster: MakeCluster) -> None:
+    """With ZooKeeper brokers do not pass changes of topics on: two of three refuse them with NOT_CONTROLLER."""
+    old = make_cluster("old", heap=SMALL_HEAP, kafka_version="2.8.2", brokers=3)
+
+    def change(client: ClusterClient, topic: str) -> None:
+        create_topic(client, topic, 1, 3, {}, validate_only=True)
+        create_topic(client, topic, 1, 3, {})
+        wait_until(lambda: client.metadata([topic]).topics[topic].error_code == 0)
+        create_partitions(client, {topic: 2})
+        wait_until(lambda: len(client.metadata([topic]).topics[topic].partitions) == 2)
+        delete_topics(client, [topic])
+        wait_until(lambda: client.metadata([topic]).topics[topic].error_code != 0)
+
+    for address in old.bootstrap_servers.split(","):
+        with ClusterClient(client_config({**old.client_properties(), "bootstrap.servers": address})) as client:
+            change(client, unique_topic())

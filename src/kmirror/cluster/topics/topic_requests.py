@@ -16,10 +16,11 @@ from uuid import UUID
 
 from kmirror.cluster import kafka_requests as kafka
 from kmirror.cluster.client import ClusterClient, require
+from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import Broker
 from kmirror.cluster.protocol.wire import NO_TOPIC_ID, format_topic_id
-from kmirror.errors import BrokerError, OutcomeUnknown
+from kmirror.errors import BrokerError, OutcomeUnknown, UnreachableError
 from kmirror.words import visible
 
 _RETRY_PAUSE = 0.1
@@ -180,13 +181,15 @@ def _change(
 ) -> dict[Any, tuple[int, str | None, Any]]:
     """Send changes to the controller, through any broker; return code, message and result of each topic.
 
-    A change is repeated only if it certainly was not executed: by another broker's controller, or when the quota of
-    changes (KIP-599) allows it, if that is within `quota_wait_s`.
+    A change is repeated only if it certainly was not executed: by a broker that is not the controller and, as all with
+    ZooKeeper, does not pass it on (KIP-590), or when the quota of changes (KIP-599) allows it, if that is within
+    `quota_wait_s`.
     """
+    controller: Broker | None = None  # at first any broker: most pass changes on
     began = time.monotonic()
     left, done = dict(items), dict[Any, tuple[int, str | None, Any]]()
     while left:
-        connection = client.any_connection()
+        connection = client.any_connection() if controller is None else _connection_to(client, controller)
         asked = request(topics=list(left.values()), timeout_ms=client.config.request_timeout_ms)
         answer = connection.request(asked, lowest=lowest)
         pause = max((answer.throttle_time_ms or 0) / 1000, _RETRY_PAUSE)
@@ -200,6 +203,8 @@ def _change(
             raise OutcomeUnknown(f"{what}: the controller did not finish in time")
         if codes == {Code.NOT_CONTROLLER} and waited < client.config.request_timeout_ms / 1000:
             time.sleep(_RETRY_PAUSE)
+            known = client.metadata([])
+            controller = known.brokers.get(-1 if known.controller_id is None else known.controller_id)
             continue
         done |= {key: (result.error_code, result.error_message, result) for key, result in results.items()}
         left = {key: left[key] for key, result in results.items() if result.error_code == _THROTTLED}
@@ -210,6 +215,14 @@ def _change(
         if left:
             time.sleep(pause)
     return done
+
+
+def _connection_to(client: ClusterClient, controller: Broker) -> Connection:
+    """Return a connection to the controller, or to any broker if it has just gone: the next one is known soon."""
+    try:
+        return client.connect(controller.node_id, controller.host, controller.port)
+    except UnreachableError:
+        return client.any_connection()
 
 
 def _id_of(result: Any) -> bytes:
