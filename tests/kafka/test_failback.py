@@ -210,6 +210,9 @@ def test_the_new_primary_has_no_stored_state(trip: Trip) -> None:
     topic = unique_topic()
     trip.go(topic)
     produce(trip.b, topic, ["local"])
+    with pytest.raises(RefusedError, match="has no mirror back,") as refused:
+        failback(trip.at_a, FailbackRequest("back", properties_of(trip.b), watch_s=0.1))
+    assert str(refused.value.hint).startswith("give the mirror's name there as --mirror, one of ")
     assert delete(trip.at_b, trip.mirror).exit_code == 0
     with pytest.raises(RefusedError, match="has no mirror") as refused:
         trip.back()

@@ -139,9 +139,11 @@ def require_not_owned(state: State, topics: Sequence[str], mirror: str, where: s
 
 def _named(destination: Destination, primary: NewPrimary, topics: TopicSelector | None, mirror: str) -> list[str]:
     if topics is None:
+        has = [one.name for one in primary.state.mirrors]
+        give = f"give the mirror's name there as --mirror, one of {_some(has)}; or " if has else ""
         raise RefusedError(
             f"the new primary has no mirror {mirror}, so the mirrored topics are unknown",
-            "name them with --topics: the fork is then found by comparing contents",
+            f"{give}name them with --topics: the fork is then found by comparing contents",
         )
     with naming_cluster("the new primary", Reason.SOURCE_UNREACHABLE):
         there = primary.client.metadata(None).topics
