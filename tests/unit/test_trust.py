@@ -366,3 +366,11 @@ def test_the_policies_of_the_deploy_files_allow_their_mirrors_and_no_other(
 def test_executors_are_given_the_policy_of_their_engine() -> None:
     text = (DEPLOY / "kubernetes" / "overlays" / "spark" / "kustomization.yaml").read_text()
     assert "spark.executorEnv.KMIRROR_TRUST_SOURCES=$(KMIRROR_TRUST_SOURCES)" in text
+    before |= {"sasl.jaas.config": PLAIN.format("hunter2"), "ssl.truststore.certificates": "a"}
+    after = before | {"sasl.jaas.config": PLAIN.format("hunter3"), "ssl.truststore.location": "/a"}
+    del after["ssl.truststore.certificates"]
+    assert contact_changes(before, after) == [
+        "sasl.jaas.config to another value",
+        "ssl.truststore.certificates to another value",
+        "ssl.truststore.location to another value",
+    ]
