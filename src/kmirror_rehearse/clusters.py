@@ -212,7 +212,7 @@ def trusting(folder: Path, destination: Mapping[str, str]) -> Iterator[None]:
     stores = (path for key in STORE_LOCATIONS if (path := reader.text(key)) is not None)
     environ["KMIRROR_TRUST_PATHS"] = ",".join((*known, str(folder), *stores))
     if policy.sources.entries is not None:
-        environ["KMIRROR_TRUST_SOURCES"] = ",".join((*policy.sources.entries, f"{LOOPBACK}:*"))
+        environ["KMIRROR_TRUST_SOURCES"] = ",".join((*policy.sources.entries, LOOPBACK))
     before = {name: os.environ.get(name) for name in environ}
     os.environ |= environ
     try:

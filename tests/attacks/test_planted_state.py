@@ -79,6 +79,12 @@ ATTACKS: dict[str, dict[str, str]] = {
         "sasl.kerberos.service.name": "kafka",
         "sasl.jaas.config": KERBEROS.format('keyTab="FOLDER/key" principal="kmirror@HOST"'),
     },
+    "the tickets of this host": {
+        "sasl.mechanism": "GSSAPI",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.jaas.config": KERBEROS.format("").replace("useKeyTab", "useTicketCache"),
+    },
+    "an address in front of another name": {"bootstrap.servers": "127.0.0.1\0.example.com:PORT"},
     "the AWS credentials of this host": {
         "sasl.mechanism": "AWS_MSK_IAM",
         "sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
@@ -98,7 +104,12 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planted(attack: str, listener: Listener, secrets: Path) -> dict[str, str]:
     """Return the properties of an attack, for a source that is the listener."""
-    named = {"FOLDER": str(secrets), "HERE": listener.address, "HOME": os.environ["HOME"]}
+    named = {
+        "FOLDER": str(secrets),
+        "HERE": listener.address,
+        "PORT": listener.address.rpartition(":")[2],
+        "HOME": os.environ["HOME"],
+    }
     properties = {
         "bootstrap.servers": listener.address,
         "security.protocol": "SASL_PLAINTEXT",

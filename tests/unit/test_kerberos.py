@@ -48,6 +48,13 @@ def test_the_service_has_to_be_named() -> None:
     assert "often kafka" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("name", ["HTTP@intranet.example.com", "kafka/host", "kafka host", "HTTP@a\0"])
+def test_the_service_has_a_plain_name(name: str) -> None:
+    """The library takes what is after an @ for the host."""
+    with pytest.raises(UsageError, match=r"sasl\.kerberos\.service\.name is not the name of a service"):
+        client_config({**PROPERTIES, "sasl.kerberos.service.name": name}, {})
+
+
 def test_a_machine_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(name)

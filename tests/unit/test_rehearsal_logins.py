@@ -13,6 +13,14 @@ from kmirror_rehearse.clusters import for_a_record, trusting
 PASSWORD = 'p\u00fc"ss\\w ord'
 
 
+def test_a_rehearsal_reaches_its_own_clusters_on_a_host_with_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KMIRROR_TRUST_SOURCES", "kafka.example.com")
+    with trusting(tmp_path, {"bootstrap.servers": "127.0.0.1:1"}):
+        assert client_config(StoredProperties({"bootstrap.servers": "127.0.0.1:9"}))
+
+
 @pytest.mark.parametrize("reference", ["${env:REHEARSAL}", '"${env:REHEARSAL}"'])
 def test_any_password_comes_through(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REHEARSAL", PASSWORD)

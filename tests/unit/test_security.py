@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from kmirror.cluster.connect_hints import tls_refusal
+from kmirror.cluster.connection import ConnectFailedError, Connection
 from kmirror.cluster.security.client_config import ClientConfig, client_config, scram_escaped
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.cluster.security.properties import parse_properties
 from kmirror.cluster.security.property_reader import parse_bootstrap_servers
 from kmirror.cluster.security.tls_material import TlsMaterial
 from kmirror.errors import Reason, UnreachableError, UsageError
+from tests.support.listener import listening
 from tests.support.tls import KEY_PASSWORD
 from tests.support.tls_handshake import handshake
 
@@ -127,7 +129,8 @@ def test_bootstrap_servers(text: str, expected: tuple[tuple[str, int], ...]) -> 
 
 
 @pytest.mark.parametrize(
-    "address", ["kafka1", "kafka1:", ":", "kafka1:port", "kafka1:0", "kafka1:65536", "::1:9092", "[::1]", "a b:1"]
+    "address",
+    ["kafka1", "kafka1:", ":", "kafka1:port", "kafka1:0", "kafka1:65536", "::1:9092", "[::1]", "a b:1", "a\0b:1"],
 )
 def test_addresses_that_are_refused(address: str) -> None:
     with pytest.raises(UsageError) as refusal:
@@ -362,6 +365,22 @@ def test_rubbish_for_certificates() -> None:
     config = client_config({**SSL, "ssl.truststore.type": "PEM", "ssl.truststore.certificates": rubbish}, {})
     with pytest.raises(UsageError, match="the trusted certificates cannot be used"):
         config.ssl_context()
+
+
+def test_pem_blocks_are_looked_for_in_linear_time() -> None:
+    for text in ("-----BEGIN A-----" * 60_000, "-----BEGIN A-----" + "-a" * 500_000):
+        properties = {**SSL, "ssl.truststore.type": "PEM", "ssl.truststore.certificates": text}
+        with pytest.raises(UsageError, match="has no certificate"):
+            client_config(properties, {})
+
+
+def test_a_name_that_a_broker_advertises_with_a_nul_is_not_connected_to() -> None:
+    """The resolver ended it there, and TLS then raised TypeError: a hostile source ended its engine as by a bug."""
+    with listening() as listener:
+        port = int(listener.address.rpartition(":")[2])
+        with pytest.raises(ConnectFailedError, match="not a valid host name"):
+            Connection.open("127.0.0.1\0x", port, client_config({**SSL, **TRUST}, {}))
+    assert listener.received == []
 
 
 def test_text_round_pem_blocks_is_no_matter(tmp_path: Path) -> None:

@@ -96,7 +96,14 @@ def test_paths_can_be_replaced_and_credentials_of_a_service_are_its_own() -> Non
         ("[fd00::1]:9092", ("fd00::1", 9093), False),
         ("[fd00::1]", ("fd00::1", 9093), True),
         ("fd00::*", ("fd00::7", 9093), True),
-        ("", ("anywhere", 1), True),
+        ("fd00::*", ("fd00::7.example.org", 9093), False),
+        ("10.1.2.*", ("10.1.2.example.org", 1), False),
+        ("10.1.2.?:1", ("10.1.2.3", 1), True),
+        ("*.2.3", ("example.2.3", 1), False),
+        ("*:1", ("example.org", 1), True),
+        ("*1.example.org", ("a1.example.org", 1), True),
+        ("01", ("01", 1), True),
+        ("", ("anywhere", 1), False),
     ],
 )
 def test_sources_are_hosts_with_or_without_a_port(sources: str, address: tuple[str, int], is_allowed: bool) -> None:
@@ -168,6 +175,108 @@ def test_a_variable_is_named_where_one_is_set(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(PolicyError) as refused:
         client_config(StoredProperties({"bootstrap.servers": "a:1,b:2"}))
     assert refused.value.hint == "if that is intended, set KMIRROR_TRUST_SOURCES=a,b:2"
+
+
+def test_a_variable_that_is_empty_allows_nothing() -> None:
+    """As an empty list in `kmirror.toml` does: it is more often a value that was forgotten than no policy."""
+    nothing = policy(paths="", env=" ", sources="", token_urls=",")
+    assert nothing.limits_sources
+    with pytest.raises(PolicyError):
+        nothing.refuse_path("k", "/etc/kmirror/a", "/etc/kmirror/a")
+    with pytest.raises(PolicyError):
+        nothing.refuse_variable("k", "KMIRROR_A")
+    with pytest.raises(PolicyError):
+        nothing.refuse_sources([("a", 1)])
+    with pytest.raises(PolicyError):
+        nothing.refuse_token_url("k", "https://a/")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bootstrap.servers", "127.0.0.1\0.eu.example.com:1"),
+        ("client.id", "\ud800"),
+        ("ssl.truststore.location", "/etc/kmirror/a\0"),
+        ("sasl.jaas.config", PLAIN.format("\x1b")),
+        # an escape of JAAS
+        ("sasl.jaas.config", PLAIN.format("\\0")),
+    ],
+)
+def test_a_record_has_no_control_characters(key: str, value: str) -> None:
+    stored = {"bootstrap.servers": "a:1", "sasl.mechanism": "PLAIN", "security.protocol": "SASL_SSL", key: value}
+    with pytest.raises(PolicyError, match=r"has the character \\"):
+        client_config(StoredProperties(stored))
+
+
+@pytest.mark.parametrize("sources", ["*.eu.example.com", None])
+def test_an_address_with_a_nul_names_no_broker(sources: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's resolver ends a name there, and the patterns of `sources` and of MSK do not."""
+    if sources:
+        monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+    for name in ("eu.example.com", "kafka.eu-west-1.amazonaws.com"):
+        with pytest.raises(PolicyError):
+            client_config(StoredProperties({"bootstrap.servers": f"127.0.0.1\0.{name}:1"}))
+        with pytest.raises(UsageError, match=r"'127\.0\.0\.1\\x00\..* is not HOST:PORT"):
+            client_config({"bootstrap.servers": f"127.0.0.1\0.{name}:1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("client.id", "${" * 500_000),
+        ("sasl.jaas.config", "${a:" * 250_000),
+        # escapes of JAAS
+        ("sasl.jaas.config", PLAIN.format("\\$\\{" * 250_000)),
+    ],
+    ids=["no provider", "no end", "escaped"],
+)
+def test_references_are_looked_for_in_linear_time(key: str, text: str) -> None:
+    with pytest.raises(PolicyError, match="a reference begins before the one before it has ended"):
+        client_config(StoredProperties({"bootstrap.servers": "a:1", key: text}))
+
+
+def test_a_file_is_named_by_one_reference_or_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors name the file, and a record could have had them show any secret: `/etc/kmirror/${env:KMIRROR_SECRET}`."""
+    monkeypatch.setenv("KMIRROR_OWN", "hunter2")
+    module = "com.sun.security.auth.module.Krb5LoginModule required"
+    stored = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.jaas.config": f'{module} keyTab="/etc/kmirror/${{env:KMIRROR_OWN}}";',
+    }
+    with pytest.raises(PolicyError, match=r"keyTab: .* has a reference beside other text"):
+        client_config(StoredProperties(stored))
+
+
+@pytest.mark.parametrize(
+    ("options", "sources", "is_allowed"),
+    [
+        ("useTicketCache=true", None, False),
+        ('keyTab=""', None, False),
+        ("useTicketCache=true", "a:1", True),
+        ('keyTab="/etc/kmirror/k"', None, True),
+        ('ticketCache="/etc/kmirror/k"', None, True),
+    ],
+)
+def test_a_login_with_the_tickets_of_this_host_goes_to_named_sources(
+    options: str, sources: str | None, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.kerberos.service.name": "kafka",
+        "sasl.jaas.config": f"com.sun.security.auth.module.Krb5LoginModule required {options};",
+    }
+    if sources:
+        monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+    assert client_config(stored).kerberos is not None
+    if is_allowed:
+        assert client_config(StoredProperties(stored)).kerberos is not None
+        return
+    with pytest.raises(PolicyError, match="Kerberos tickets of this host are not used for a:1") as refused:
+        client_config(StoredProperties(stored))
+    assert 'sources = ["a:1"]' in str(refused.value.hint)
 
 
 def test_what_an_operator_gives_is_not_judged(tmp_path: Path) -> None:
@@ -298,6 +407,14 @@ def test_what_changes_of_whom_a_source_is() -> None:
     assert contact_changes(before, {"bootstrap.servers": "b:1", "sasl.mechanism": "PLAIN"}) == [
         "bootstrap.servers from a:1 to b:1",
         "sasl.mechanism from its default to PLAIN",
+    ]
+    before |= {"sasl.jaas.config": PLAIN.format("hunter2"), "ssl.truststore.certificates": "a"}
+    after = before | {"sasl.jaas.config": PLAIN.format("hunter3"), "ssl.truststore.location": "/a"}
+    del after["ssl.truststore.certificates"]
+    assert contact_changes(before, after) == [
+        "sasl.jaas.config to another value",
+        "ssl.truststore.certificates to another value",
+        "ssl.truststore.location to another value",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ from kmirror.cluster.socket_buffers import set_buffers
 LEAST_SECONDS = 0.1
 #: An answer to a lookup that took this long is used for so long: some callers wait less than the lookup takes.
 _SLOW_S, _KEPT_S = 0.5, 30.0
+#: No name has them; the system's resolver ends one at NUL, and would look up only what is before.
+_IN_NO_NAME = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 class _Lookups:
@@ -68,6 +71,8 @@ def connected(host: str, port: int, config: ClientConfig, timeout: float) -> soc
         OSError: none of them answers within `timeout` seconds, or there is none.
         ValueError: it is not a valid host name.
     """
+    if _IN_NO_NAME.search(host):
+        raise ValueError("not a valid host name")
     deadline = time.monotonic() + timeout
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -153,7 +154,12 @@ def _kerberos_login(options: _Options) -> KerberosLogin:
     service = options.either(key, "serviceName")
     if service is None:
         raise UsageError(f"{key} is missing", f"set {key} to the first part of the brokers' principals, often kafka")
-    return KerberosLogin(service, options.text("principal"), options.text("keyTab"), options.text("ticketCache"))
+    if not re.fullmatch("[A-Za-z0-9._-]+", service):
+        raise UsageError(f"{key} is not the name of a service", "write the part before the slash: kafka")
+    keytab, cache, judge = options.text("keyTab"), options.text("ticketCache"), options.reader.judge
+    if judge is not None and not keytab and not cache:
+        judge.policy.refuse_tickets(judge.servers)
+    return KerberosLogin(service, options.text("principal"), keytab, cache)
 
 
 def _token_source(options: _Options) -> TokenSource:

@@ -15,7 +15,7 @@ from kmirror.cluster.security.trust import Judge, StoredProperties, host_policy
 from kmirror.errors import UsageError
 
 _ADDRESS = re.compile(
-    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s:\[\]/@]*)):(?P<port>[0-9]{1,5})"
+    r"(?:[A-Z0-9_]+://)?(?:\[(?P<ipv6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^\s\x00-\x1f\x7f:\[\]/@]*)):(?P<port>[0-9]{1,5})"
 )
 
 

@@ -268,7 +268,8 @@ def _read(key: str, path: str) -> bytes:
         raise UsageError(f"{key}: cannot read {path}: {why}", "name a file that this user can read") from None
 
 
-_BLOCK = re.compile(r"-----BEGIN (?P<label>[A-Z0-9 ]+)-----(?P<body>.*?)-----END (?P=label)-----", re.DOTALL)
+#: The body has no five dashes: a search that looked further for the end would take quadratic time.
+_BLOCK = re.compile(r"-----BEGIN (?P<label>[A-Z0-9 ]+)-----(?P<body>[^-]*(?:-{1,4}[^-]+)*)-----END (?P=label)-----")
 _LINE_LENGTH = 64
 
 

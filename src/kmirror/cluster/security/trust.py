@@ -15,6 +15,7 @@ The policy is `[trust]` in `kmirror.toml`, or environment variables, which repla
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import posixpath
@@ -28,7 +29,7 @@ from urllib.parse import SplitResult, urlsplit
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
 from kmirror.errors import PolicyError, Reason, UsageError
-from kmirror.words import address_of
+from kmirror.words import address_of, visible
 
 #: Beside a secret, in its properties file or folder: the sources that may be sent it, like `sources`.
 BINDING = "kmirror.allowed.sources"
@@ -36,6 +37,8 @@ BINDING = "kmirror.allowed.sources"
 #: `${PROVIDER:PATH:KEY}` or `${PROVIDER:KEY}` (KIP-297, KIP-421).
 REFERENCE = re.compile(r"\$\{(?P<provider>[^}:]*):(?:(?P<path>[^}:]*):)?(?P<key>[^}]*)\}")
 
+#: Control characters but tab and line ends: C libraries end a text at NUL. And halves of characters.
+_IN_NO_PROPERTY = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 #: Properties and JAAS options that name a file, and those that hold a secret or a certificate.
 _FILES = frozenset({"ssl.truststore.location", "ssl.keystore.location", "keyTab", "ticketCache"})
 _SECRETS = frozenset(
@@ -160,6 +163,15 @@ class TrustPolicy:
                 self.token_urls.hint(url, self.token_urls.entries or ()),
             )
 
+    def refuse_tickets(self, servers: Addresses) -> None:
+        """Refuse to log in with this host's own Kerberos tickets, unless `sources` is set."""
+        if not self.limits_sources:
+            addresses = [address_of(host, port) for host, port in servers]
+            raise _refused(
+                f"bootstrap.servers: Kerberos tickets of this host are not used for {', '.join(addresses)}",
+                f"name keyTab or ticketCache in sasl.jaas.config; to allow it, {self.sources.line(addresses)}",
+            )
+
     def refuse_aws(self, servers: Addresses) -> None:
         """Refuse to sign in with this host's AWS credentials elsewhere than at MSK, unless `sources` names it."""
         for host, port in servers:
@@ -187,8 +199,13 @@ class Judge:
             self.policy.refuse_path(key, path, path)
 
     def file(self, key: str, path: str, stored: str) -> None:
-        """Refuse a file that a property names, `stored` before its references were resolved."""
+        """Refuse a file that a property names, `stored` before its references were resolved.
+
+        Errors show a file's name, which must not have a secret inside it.
+        """
         if key in _FILES:
+            if REFERENCE.search(stored) and not REFERENCE.fullmatch(stored.strip()):
+                raise _refused(f"{key}: {stored} has a reference beside other text", "write the file's full path")
             self.policy.refuse_path(key, path, stored)
 
     def binding(self, key: str, place: str, sources: str | None) -> None:
@@ -204,6 +221,10 @@ class Judge:
 
     def all_of(self, properties: Mapping[str, str]) -> None:
         """Refuse what can be refused without following anything."""
+        for key, value in properties.items():
+            _require_usable(key, value)
+        for shown, _, value in _fields(properties):
+            _require_usable(shown, value)
         require_references_that_count(properties)
         for shown, name, value in _fields(properties):
             references = list(REFERENCE.finditer(value))
@@ -226,6 +247,14 @@ def require_references_that_count(properties: Mapping[str, str]) -> None:
             f"{', '.join(sorted(misplaced))}: a reference counts only in properties that hold a secret or name a file",
             "write the value itself; a file may have the whole login: sasl.jaas.config=${file:PATH:KEY}",
         )
+
+
+def _require_usable(shown: str, value: str) -> None:
+    if found := _IN_NO_PROPERTY.search(value):
+        raise _refused(f"{shown} has the character {visible(found[0])}", "remove it")
+    # the time to find references would grow with the square of their number
+    if not all("}" in part for part in value.split("${")[1:-1]):
+        raise _refused(f"{shown}: a reference begins before the one before it has ended", "write ${PROVIDER:PATH:KEY}")
 
 
 def _fields(properties: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -253,7 +282,7 @@ def host_policy(environ: Mapping[str, str] | None = None) -> TrustPolicy:
     config = load_config_file(environ)
     rules = {}
     for key, variable in _VARIABLES.items():
-        if text := environment.get(variable, "").strip():
+        if (text := environment.get(variable)) is not None:
             entries = _listed(text)
             if key == "paths":
                 entries = tuple(str(Path(one).expanduser()) for one in entries)
@@ -273,15 +302,34 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _names(patterns: Iterable[str], host: str, port: int, *, any_port: bool = False) -> bool:
-    """Return whether a pattern, HOST or HOST:PORT with wildcards, matches an address."""
+    """Return whether a pattern, HOST or HOST:PORT with wildcards, matches an address.
+
+    Anyone can have the name 10.1.2.example.org: 10.1.2.* matches IP addresses only.
+    """
+    is_name = not _is_ip_address(host)
     for pattern in patterns:
         name, colon, number = pattern.lower().rpartition(":")
         if not colon or not number.isdecimal() or (":" in name and not name.endswith("]")):
             name, number = pattern.lower(), ""
         is_port = any_port or not number or int(number) == port
+        if is_name and _is_of_ip_addresses(name):
+            continue
         if is_port and fnmatchcase(host.lower(), name.removeprefix("[").removesuffix("]") if ":" in name else name):
             return True
     return False
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_of_ip_addresses(pattern: str) -> bool:
+    has_digits_alone = any(map(str.isdigit, pattern)) and not any(map(str.isalpha, pattern))
+    return any(one in pattern for one in "*?[") and (":" in pattern or has_digits_alone)
 
 
 def _is_below(wanted: SplitResult, allowed: SplitResult) -> bool:

@@ -28,7 +28,10 @@ _CONTACT = (
     "sasl.mechanism",
     "sasl.oauthbearer.token.endpoint.url",
     "ssl.endpoint.identification.algorithm",
+    "sasl.kerberos.service.name",
 )
+#: The same; their values may be secrets, or long.
+_NOT_SHOWN = ("sasl.jaas.config", "sasl.oauthbearer.client.credentials.", "ssl.truststore.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,12 @@ class SourceLogin:
 
 def contact_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return what changes of whom a source's properties log in to, and how."""
+    changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return [
         f"{key} from {before.get(key, 'its default')} to {after.get(key, 'its default')}"
         for key in _CONTACT
-        if before.get(key) != after.get(key)
-    ]
+        if key in changed
+    ] + [f"{key} to another value" for key in changed if key.startswith(_NOT_SHOWN)]
 
 
 def with_short_timeouts(config: ClientConfig) -> ClientConfig:
