@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -16,8 +19,9 @@ from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.fetch import FetchKey, FetchPosition, FetchSession, decode_answer
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.cluster.protocol.read_up_to import AtEnd, Batches
-from kmirror.cluster.reader import PartitionReader, read_batch_at
+from kmirror.cluster.protocol.read_up_to import AtEnd, Batches, Silence
+from kmirror.cluster.reader import PartitionReader, SilentLogError, read_batch_at
+from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import BrokerError
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import unique_topic
@@ -229,6 +233,39 @@ def test_a_connection_lost_in_the_middle_is_made_good(client: ClusterClient, clu
         assert wire.all_fired
     finally:
         wire.close()
+
+
+@pytest.mark.parametrize("read_committed", [True, False])
+def test_an_answer_that_does_not_say_where_the_log_ends_is_not_its_end(
+    three_batches: Leader, monkeypatch: pytest.MonkeyPatch, read_committed: bool
+) -> None:
+    """As AutoMQ answers a fetch that may not wait, for records that are not in its cache: no error, and no ends."""
+    reader = PartitionReader(three_batches.client, three_batches.partition, read_committed=read_committed)
+    fetch = reader._fetch
+
+    def fetch_cold(offset: int, max_bytes: int, max_wait_ms: int) -> Any:
+        connection, leader, part, is_throttled = fetch(offset, max_bytes, max_wait_ms)
+        if max_wait_ms == 0:
+            nothing = memoryview(b"")
+            part = replace(part, records=nothing, high_watermark=None, last_stable_offset=None, log_start_offset=None)
+        return connection, leader, part, is_throttled
+
+    monkeypatch.setattr(reader, "_fetch", fetch_cold)
+    assert isinstance(reader.read(0), Silence)
+    found = reader.read_on(0)
+    assert isinstance(found, Batches)
+    assert found.next_offset == 7
+
+
+def test_a_leader_that_ends_before_the_newest_one_does_not_keep_a_comparison_for_ever(
+    three_batches: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is cut off from the others: it goes on answering, and shows less than they do."""
+    with ThreadPoolExecutor(1) as executor:
+        log = VisibleLog(three_batches.client, three_batches.partition, 0, 7, executor)
+        monkeypatch.setattr(log._reader, "read_on", lambda offset, **_: AtEnd(offset, offset))
+        with pytest.raises(SilentLogError, match="although its log ends at 7: the leader that was read from ends at 0"):
+            list(log.batches())
 
 
 @pytest.mark.parametrize(("incremental", "kept"), [(True, True), (False, False)])

@@ -132,8 +132,10 @@ class PartitionReader:
         end = part.last_stable_offset if self._read_committed else part.high_watermark
         if problem := useless_part(part, offset):
             return Silence(offset, offset if end is None else end, problem, problem)
-        if end is None or end <= offset:
-            return AtEnd(offset, offset if end is None else end)
+        if end is None:
+            return Silence(offset, offset, "the broker does not say where the log ends")
+        if end <= offset:
+            return AtEnd(offset, end)
         answer = EmptyAnswer(part, is_alone=True, is_throttled=is_throttled, leader_epoch=leader.known_epoch)
         why = why_unproven(offset, answer, self._local_start(connection, leader))
         return NoBatches(offset, end) if why is None else Silence(offset, end, why)

@@ -192,4 +192,5 @@ def why_unproven(offset: int, answer: EmptyAnswer, local: LocalStart) -> str | N
 def silent_text(partition: TopicPartition, offset: int, until: int, why: str, since_ms: int | None = None) -> str:
     """Return the sentence that says from where on a log is silent, and since when (epoch ms) if that is known."""
     since = f" since {datetime.fromtimestamp(since_ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if since_ms is not None else ""
-    return f"{partition} returns no records from offset {offset} on{since}, although its log ends at {until}: {why}"
+    goes_on = f", although its log ends at {until}" if until > offset else ""
+    return f"{partition} returns no records from offset {offset} on{since}{goes_on}: {why}"

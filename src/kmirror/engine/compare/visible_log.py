@@ -36,8 +36,8 @@ from kmirror.cluster.protocol.fetch import AbortedTransaction
 from kmirror.cluster.protocol.isolation import BatchKind, Isolation
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.old_format import read_messages
-from kmirror.cluster.protocol.read_up_to import Batches, NoBatches
-from kmirror.cluster.reader import PartitionReader
+from kmirror.cluster.protocol.read_up_to import AtEnd, Batches, NoBatches
+from kmirror.cluster.reader import PartitionReader, SilentLogError
 from kmirror.cluster.topics.leaders import is_older, newest_leaders
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import BrokerError, Reason, TimedOutError
@@ -305,6 +305,9 @@ class VisibleLog:
                     return _Section(nothing, (), (), offset, floor, readable_end, log_end, is_open)
                 if refused is not None:
                     raise refused
+                if isinstance(found, AtEnd):
+                    why = f"the leader that was read from ends at {found.end}"
+                    raise SilentLogError(self._partition, offset, readable_end, why)
 
     def _bounds(self) -> list[int]:
         """Return log start, log end, high watermark and last stable offset, looked up in this order."""

@@ -138,8 +138,10 @@ class SourceView:
         """Take the offsets of a response; the ends of a follower are never newer than those of its leader."""
         if answer.log_start_offset is not None:
             self.log_start = answer.log_start_offset
+        if answer.high_watermark is None:
+            return  # some brokers do not know them while they wait for a slow store
         if self.follower_until is None or self.high_watermark is None or self.last_stable_offset is None:
             self.high_watermark, self.last_stable_offset = answer.high_watermark, answer.last_stable_offset
         else:
-            self.high_watermark = max(self.high_watermark, answer.high_watermark or 0)
+            self.high_watermark = max(self.high_watermark, answer.high_watermark)
             self.last_stable_offset = max(self.last_stable_offset, answer.last_stable_offset or 0)
