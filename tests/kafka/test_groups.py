@@ -30,6 +30,7 @@ from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.topic_results import GroupResult, Outcome
+from kmirror.ops.groups import at_stop
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync
@@ -397,6 +398,35 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
     assert [scene.here(group) for group in groups] == [80, 60, 100, 95]
 
 
+@pytest.mark.parametrize("which", ["another topic", "the same topic"])
+def test_groups_that_are_synced_for_other_topics_meanwhile_are_clamped(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Once, a stop passed over such a group, without a row."""
+    scene.at_source(100)
+    scene.sync()
+    scene.set_topic(desired=DesiredState.STOPPED)
+    group_views = group_look.group_views
+
+    def then_synced(*arguments: Any) -> Any:
+        found = group_views(*arguments)
+        record = scene.destination.state().group(scene.mirror, scene.group)
+        assert record is not None
+        offsets = {**record.offsets, **({"t": {0: (3,)}} if which == "another topic" else {scene.topic: {0: (9, 100)}})}
+        change(scene.destination, scene.mirror, lambda _: Changes((replace(record, offsets=offsets),)))
+        return found
+
+    monkeypatch.setattr(at_stop, "group_views", then_synced)
+    done = clamp_groups(scene.destination, scene.mirror, {TopicPartition(scene.topic, 0): (0, 80)})
+    is_done = which == "another topic"
+    outcome = (Outcome.DONE, None) if is_done else (Outcome.TIMED_OUT, GroupReason.UNKNOWN_NOW)
+    assert results(done.results) == [(scene.group, 100, 80, *outcome)]
+    assert (scene.here(), bool(done.warnings())) == (80 if is_done else 100, not is_done)
+    record = scene.destination.state().group(scene.mirror, scene.group)
+    assert record is not None
+    assert record.ours(scene.topic, 0)[0] == (80 if is_done else 9)
+
+
 # -- describe ----------------------------------------------------------------------------------------------------------
 
 
@@ -491,8 +521,8 @@ def test_share_groups(scene: GroupScene) -> None:
     drill = failover(scene.destination, scene.mirror, dry_run=True).result
     assert (drill.exit_code, drill.groups) == (ExitCode.OK, ())
     here = TopicPartition(scene.topic, 0)
-    at_stop = clamp_groups(scene.destination, scene.mirror, {here: (20, 80)}, put_back=True)
-    assert results(at_stop.results) == [(scene.group, 12, 20, Outcome.DONE, None)]
+    stopped = clamp_groups(scene.destination, scene.mirror, {here: (20, 80)}, put_back=True)
+    assert results(stopped.results) == [(scene.group, 12, 20, Outcome.DONE, None)]
     assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [20]
     named = ("--bootstrap-server", scene.pair.destination.bootstrap_servers, "--group", scene.group)
     kafka_tool("kafka-share-groups.sh", *named, "--delete")
