@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,7 @@ from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups import restore
 from kmirror.ops.jobs import rebuild, rebuild_claim
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
+from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
@@ -248,6 +249,26 @@ def test_groups_that_are_synced_meanwhile_are_restored(
     record = scene.destination.state().group(scene.mirror, scene.group)
     assert record is not None
     assert (record.ours(scene.topic, 0)[0], record.ours("t", 0)) == (5, (0,) if is_same else (0, next(times) - 1))
+
+
+def test_groups_that_are_excluded_are_not_asked_for_at_the_source(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a rebuild waited for offsets of a group that the operator had excluded, as its hint said."""
+    synced = GroupRecord(scene.mirror, scene.group, scene.group, "consumer", 1, {scene.topic: {0: (20,)}})
+    change(scene.destination, scene.mirror, lambda _: Changes((synced,)))
+    change_config(scene.destination, scene.mirror, {"groups.exclude": scene.group})
+    committed_by, source = ClusterGroups.committed, scene.pair.source.bootstrap_servers
+
+    def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind], topics: Collection[str] | None = None) -> Any:
+        if ",".join(f"{host}:{port}" for host, port in groups.client.config.bootstrap_servers) == source:
+            return dict.fromkeys(wanted, int(Code.GROUP_AUTHORIZATION_FAILED))
+        return committed_by(groups, wanted, topics)
+
+    monkeypatch.setattr(ClusterGroups, "committed", readable)
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
 
 
 def test_offsets_of_the_former_log_are_not_put_back_into_the_new_one(scene: Scene) -> None:

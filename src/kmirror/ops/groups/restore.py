@@ -178,7 +178,12 @@ def commit_to_new(
 
 
 def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str, GroupRecord]:
-    """Return the stored records of groups for which kmirror has set offsets of the topic, by destination group."""
-    if not stored_settings(mirror.settings).sync_group_offsets_enabled:
-        return {}
-    return {record.destination_group: record for record in state.groups(mirror.name) if topic.topic in record.offsets}
+    """Return the stored records of synced groups for which kmirror has set offsets of it, by destination group."""
+    settings = stored_settings(mirror.settings)
+    return {
+        record.destination_group: record
+        for record in state.groups(mirror.name)
+        if topic.topic in record.offsets
+        and settings.sync_group_offsets_enabled
+        and settings.selects_group(record.group)
+    }
