@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -93,6 +94,30 @@ def test_offsets_follow_the_source_forward_and_back(scene: GroupScene) -> None:
         scene.at_source(offset)
         scene.sync()
         assert scene.here() == offset
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_commit_metadata_is_not_given_up_for_an_error_that_passes(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    """Brokers answer -1 to metadata that is too large, and to much else: once, all groups lost theirs from then on."""
+    other, asked, commit_all = unique_topic("g"), list[str](), ClusterGroups.commit_all
+
+    def failing(groups: ClusterGroups, wanted: Mapping[str, tuple[GroupKind, Any]], timeout: float) -> Any:
+        ((group, (_, offsets)),) = wanted.items()
+        asked.append(group)
+        if any(one.metadata for one in offsets.values()) and not (passes and len(asked) > 1):
+            return {group: dict.fromkeys(offsets, int(Code.UNKNOWN_SERVER_ERROR))}
+        return commit_all(groups, wanted, timeout)
+
+    monkeypatch.setattr(ClusterGroups, "commit_all", failing)
+    scene.at_source(40, "stream time")
+    scene.sync()
+    commit(scene.pair.source, other, scene.source_topic, {0: 40}, "longer than that")
+    scene.sync()
+    kept = [metadata_of(scene.pair.destination, group) for group in (scene.group, other)]
+    assert kept == ([{"stream time"}, {"longer than that"}] if passes else [{""}, {""}])
+    assert asked == [scene.group] * 3 + [other], "what is refused for good is not tried with each group"
 
 
 def test_offsets_are_brought_into_the_log_until_it_is_there(make_scene: MakeScene) -> None:

@@ -87,8 +87,9 @@ def clamp_groups(
     """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
 
     With `put_back`, offsets of groups that the mirror still syncs are committed again as they are stored if they have
-    vanished from the destination. Changes only offsets that no one else has changed. Returns what was set (DONE; with `dry_run`, would be) and what
-    could not be (REFUSED or FAILED, with the reason); nothing for offsets within the log.
+    vanished from the destination. Changes only offsets that no one else has changed. Returns what was set (DONE; with
+    `dry_run`, would be) and what could not be (REFUSED or FAILED, with the reason; TIMED_OUT); nothing for offsets
+    within the log.
 
     Raises:
         RefusedError: no such mirror, or a newer kmirror wrote records of it.

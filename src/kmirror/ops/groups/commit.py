@@ -267,6 +267,14 @@ class _Work:
                     refused[group] = kind, some
             if refused and (seconds := until - boottime()) > 0:
                 bare = self._here.commit_all(refused, seconds)
+            # brokers answer this to much else, too: it is the metadata if it is refused while the offset is taken
+            unclear = {
+                group: wanted[group]
+                for group, answer in bare.items()
+                if any(found[group][at] == Code.UNKNOWN_SERVER_ERROR for at, code in answer.items() if not code)
+            }
+            if unclear and (seconds := until - boottime()) > 0:
+                found = {**found, **self._here.commit_all(unclear, seconds)}
         left = []
         for plan in plans:
             codes = found.get(plan.destination_group, {})
