@@ -23,6 +23,7 @@ from kmirror.ops.check.check import check
 from kmirror.ops.groups import expiry
 from kmirror.ops.groups.expiry import OffsetsRetention, offsets_retention
 from kmirror.ops.groups.sync import GroupSyncJob
+from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.stop.failover import failover
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import DesiredState, PartitionState
@@ -179,6 +180,24 @@ def test_a_failover_lists_groups_without_offsets(shared: GroupScene) -> None:
     # the operator's own from now on
     delete_offsets(destination, shared.group)
     assert failover(shared.destination, shared.mirror).result.groups == ()
+    assert shared.here() is None
+
+
+@pytest.mark.parametrize("setting", ["groups.exclude", "sync.group.offsets.enabled"])
+def test_a_failover_puts_nothing_back_of_groups_that_are_not_synced_any_more(shared: GroupScene, setting: str) -> None:
+    """Once, a group that the operator had excluded, and had given its own start, began where it was weeks before."""
+    outside = unique_topic("g")
+    commit(shared.pair.source, outside, shared.source_topic, {0: 7})
+    with member(shared.pair.destination, outside, shared.topic):
+        shared.sync()
+    value = f"{shared.group},{outside}" if setting == "groups.exclude" else "false"
+    change_config(shared.destination, shared.mirror, {setting: value})
+    delete_offsets(shared.pair.destination, shared.group)
+    lose_source(shared)
+    for dry_run in (True, False):
+        done = failover(shared.destination, shared.mirror, dry_run=dry_run).result
+        assert (done.exit_code, done.groups) == (0, ())
+        assert not [one for one in done.warnings if shared.group in one or outside in one]
     assert shared.here() is None
 
 

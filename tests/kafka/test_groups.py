@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind, ListedGroup
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import client_config
@@ -30,6 +31,7 @@ from kmirror.ops.base.context import Destination, change, require_mirror
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.run_request import RunRequest
 from kmirror.ops.base.topic_results import GroupResult, Outcome
+from kmirror.ops.groups import at_stop
 from kmirror.ops.groups import commit as group_commit
 from kmirror.ops.groups import group_facts as group_look
 from kmirror.ops.groups import sync as group_sync
@@ -92,6 +94,30 @@ def test_offsets_follow_the_source_forward_and_back(scene: GroupScene) -> None:
         scene.at_source(offset)
         scene.sync()
         assert scene.here() == offset
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_commit_metadata_is_not_given_up_for_an_error_that_passes(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    """Brokers answer -1 to metadata that is too large, and to much else: once, all groups lost theirs from then on."""
+    other, asked, commit_all = unique_topic("g"), list[str](), ClusterGroups.commit_all
+
+    def failing(groups: ClusterGroups, wanted: Mapping[str, tuple[GroupKind, Any]], timeout: float) -> Any:
+        ((group, (_, offsets)),) = wanted.items()
+        asked.append(group)
+        if any(one.metadata for one in offsets.values()) and not (passes and len(asked) > 1):
+            return {group: dict.fromkeys(offsets, int(Code.UNKNOWN_SERVER_ERROR))}
+        return commit_all(groups, wanted, timeout)
+
+    monkeypatch.setattr(ClusterGroups, "commit_all", failing)
+    scene.at_source(40, "stream time")
+    scene.sync()
+    commit(scene.pair.source, other, scene.source_topic, {0: 40}, "longer than that")
+    scene.sync()
+    kept = [metadata_of(scene.pair.destination, group) for group in (scene.group, other)]
+    assert kept == ([{"stream time"}, {"longer than that"}] if passes else [{""}, {""}])
+    assert asked == [scene.group] * 3 + [other], "what is refused for good is not tried with each group"
 
 
 def test_offsets_are_brought_into_the_log_until_it_is_there(make_scene: MakeScene) -> None:
@@ -397,6 +423,35 @@ def test_synced_groups_are_clamped_without_the_source(scene: GroupScene) -> None
     assert [scene.here(group) for group in groups] == [80, 60, 100, 95]
 
 
+@pytest.mark.parametrize("which", ["another topic", "the same topic"])
+def test_groups_that_are_synced_for_other_topics_meanwhile_are_clamped(
+    scene: GroupScene, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Once, a stop passed over such a group, without a row."""
+    scene.at_source(100)
+    scene.sync()
+    scene.set_topic(desired=DesiredState.STOPPED)
+    group_views = group_look.group_views
+
+    def then_synced(*arguments: Any) -> Any:
+        found = group_views(*arguments)
+        record = scene.destination.state().group(scene.mirror, scene.group)
+        assert record is not None
+        offsets = {**record.offsets, **({"t": {0: (3,)}} if which == "another topic" else {scene.topic: {0: (9, 100)}})}
+        change(scene.destination, scene.mirror, lambda _: Changes((replace(record, offsets=offsets),)))
+        return found
+
+    monkeypatch.setattr(at_stop, "group_views", then_synced)
+    done = clamp_groups(scene.destination, scene.mirror, {TopicPartition(scene.topic, 0): (0, 80)})
+    is_done = which == "another topic"
+    outcome = (Outcome.DONE, None) if is_done else (Outcome.TIMED_OUT, GroupReason.UNKNOWN_NOW)
+    assert results(done.results) == [(scene.group, 100, 80, *outcome)]
+    assert (scene.here(), bool(done.warnings())) == (80 if is_done else 100, not is_done)
+    record = scene.destination.state().group(scene.mirror, scene.group)
+    assert record is not None
+    assert record.ours(scene.topic, 0)[0] == (80 if is_done else 9)
+
+
 # -- describe ----------------------------------------------------------------------------------------------------------
 
 
@@ -491,8 +546,8 @@ def test_share_groups(scene: GroupScene) -> None:
     drill = failover(scene.destination, scene.mirror, dry_run=True).result
     assert (drill.exit_code, drill.groups) == (ExitCode.OK, ())
     here = TopicPartition(scene.topic, 0)
-    at_stop = clamp_groups(scene.destination, scene.mirror, {here: (20, 80)}, put_back=True)
-    assert results(at_stop.results) == [(scene.group, 12, 20, Outcome.DONE, None)]
+    stopped = clamp_groups(scene.destination, scene.mirror, {here: (20, 80)}, put_back=True)
+    assert results(stopped.results) == [(scene.group, 12, 20, Outcome.DONE, None)]
     assert share_offsets(scene.pair.destination, scene.group, scene.topic) == [20]
     named = ("--bootstrap-server", scene.pair.destination.bootstrap_servers, "--group", scene.group)
     kafka_tool("kafka-share-groups.sh", *named, "--delete")

@@ -6,7 +6,7 @@ import itertools
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,9 @@ import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.client import LATEST, ClusterClient
+from kmirror.cluster.groups.cluster_groups import ClusterGroups
+from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.protocol.group_offsets import GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import ExitCode, Reason, RefusedError, UnreachableError
 from kmirror.offline.survey import PlannedCut
@@ -46,6 +49,7 @@ from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.ending import killed_at_last, printed
 from tests.support.engine import command
+from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.promoting import until_stopped
@@ -113,6 +117,47 @@ def test_topics_are_stopped_when_nothing_is_missing(cluster_pair: ClusterPair, d
     assert any(one.what and "producers" in one.what for view in views for one in view.missing)
     again = promote(destination, PromoteRequest(mirror))
     assert {row.result for row in again.result.results} == {Outcome.NOOP}
+
+
+def test_a_dry_run_reports_of_groups_what_the_promote_does(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, it said that all would be stopped where the promote waited for ever for a group it may not read."""
+    topic, group, unreadable, local = unique_topic(), unique_topic("g"), unique_topic("g"), unique_topic("g")
+    mirror = mirrored(cluster_pair, destination, topic)
+    committed_by = ClusterGroups.committed
+
+    def refused(groups: ClusterGroups, wanted: Mapping[str, GroupKind], topics: Collection[str] | None = None) -> Any:
+        found = committed_by(groups, wanted, topics)
+        return {
+            name: int(Code.GROUP_AUTHORIZATION_FAILED) if name == unreadable else one for name, one in found.items()
+        }
+
+    with LocalEngine(destination, mirror) as engine:
+        copied_once(engine, destination, mirror)
+        for name in (group, unreadable, local):
+            commit(cluster_pair.source, name, topic, {0: 2})
+        commit(cluster_pair.destination, local, topic, {0: 1})
+        request = PromoteRequest(mirror, idle_ms=500, timeout_ms=120_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(ClusterGroups, "committed", refused)
+            drill = promote(destination, request, dry_run=True).result
+        assert drill.exit_code == ExitCode.TIMED_OUT
+        assert f"offsets of group {unreadable} on the source are unknown" in str(drill.results[0].message)
+        drill = promote(destination, request, dry_run=True).result
+        assert committed(cluster_pair.destination, group, topic) == {}
+        done = promote(destination, request).result
+    assert (drill.exit_code, done.exit_code) == (0, 0)
+    assert {(row.group, row.from_offset, row.to_offset, row.result) for row in drill.groups} == {
+        (group, None, 2, Outcome.DONE),
+        (unreadable, None, 2, Outcome.DONE),
+        (local, 1, 2, Outcome.REFUSED),
+    }
+    assert (drill.groups, [one for one in drill.warnings if local in one]) == (
+        done.groups,
+        [one for one in done.warnings if local in one],
+    )
+    assert committed(cluster_pair.destination, group, topic) == {0: 2}
 
 
 @pytest.mark.slow

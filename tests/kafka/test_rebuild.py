@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -29,8 +30,10 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.groups import restore
 from kmirror.ops.jobs import rebuild, rebuild_claim
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
+from kmirror.ops.mirrors.config import change_config
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
@@ -41,7 +44,7 @@ from kmirror.state.snapshot import Changes, State
 from kmirror.work import Add
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
-from tests.support.groups import commit, committed
+from tests.support.groups import commit, committed, delete_offsets
 from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import delete_topic, make_topic, new_mirror, produce, properties_of, selector, settings_of
 from tests.support.round_trip import trim
@@ -215,6 +218,76 @@ def test_synced_groups_get_what_they_have_at_the_source(scene: Scene) -> None:
     record = scene.destination.state().group(scene.mirror, scene.group)
     assert record is not None
     assert [record.ours(scene.topic, partition)[0] for partition in (0, 1)] == [5, 10]
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_groups_that_are_synced_meanwhile_are_restored(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    """Once, they were passed over, and the event said that their offsets were committed."""
+    synced = GroupRecord(scene.mirror, scene.group, scene.group, "consumer", 1, {scene.topic: {0: (20,)}})
+    change(scene.destination, scene.mirror, lambda _: Changes((synced,)))
+    produce(scene.pair.source, scene.topic, [str(number) for number in range(10)])
+    commit(scene.pair.source, scene.group, scene.topic, {0: 5})
+    known_committed, times = restore.known_committed, itertools.count(1)
+
+    def then_synced(*arguments: Any) -> Any:
+        found = known_committed(*arguments)
+        offsets: dict[str, dict[int, tuple[int, ...]]] = {scene.topic: {0: (20,)}, "t": {0: (0,)}}
+        offsets[scene.topic if is_same else "t"][0] += (next(times),)
+        change(scene.destination, scene.mirror, lambda _: Changes((replace(synced, offsets=offsets),)))
+        return found
+
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    trouble = pytest.raises(KmirrorError, match=f"were not committed for group {scene.group}: UNKNOWN_NOW")
+    with monkeypatch.context() as patch, trouble if is_same else nullcontext():
+        patch.setattr(restore, "known_committed", then_synced)
+        scene.rebuilder.carry_out(scene.topic)
+    if is_same:
+        scene.rebuilder.carry_out(scene.topic)
+    assert scene.committed() == {0: 5}
+    record = scene.destination.state().group(scene.mirror, scene.group)
+    assert record is not None
+    assert (record.ours(scene.topic, 0)[0], record.ours("t", 0)) == (5, (0,) if is_same else (0, next(times) - 1))
+
+
+def test_groups_that_are_excluded_are_not_asked_for_at_the_source(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a rebuild waited for offsets of a group that the operator had excluded, as its hint said."""
+    synced = GroupRecord(scene.mirror, scene.group, scene.group, "consumer", 1, {scene.topic: {0: (20,)}})
+    change(scene.destination, scene.mirror, lambda _: Changes((synced,)))
+    change_config(scene.destination, scene.mirror, {"groups.exclude": scene.group})
+    committed_by, source = ClusterGroups.committed, scene.pair.source.bootstrap_servers
+
+    def readable(groups: ClusterGroups, wanted: Mapping[str, GroupKind], topics: Collection[str] | None = None) -> Any:
+        if ",".join(f"{host}:{port}" for host, port in groups.client.config.bootstrap_servers) == source:
+            return dict.fromkeys(wanted, int(Code.GROUP_AUTHORIZATION_FAILED))
+        return committed_by(groups, wanted, topics)
+
+    monkeypatch.setattr(ClusterGroups, "committed", readable)
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt()
+
+
+def test_offsets_of_the_former_log_are_not_put_back_into_the_new_one(scene: Scene) -> None:
+    """Neither of a group that the source has no offsets of now, nor of one that has committed some of its own here."""
+    gone = unique_topic("g")
+    offsets = {scene.topic: {0: (3,)}, "t": {0: (3,)}}
+    synced = [GroupRecord(scene.mirror, group, group, "consumer", 1, offsets) for group in (scene.group, gone)]
+    change(scene.destination, scene.mirror, lambda _: Changes(tuple(synced)))
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    scene.rebuilder.carry_out(scene.topic)
+    assert scene.committed() == {0: 0}
+    delete_offsets(scene.pair.destination, scene.group)
+    produce(scene.pair.destination, scene.topic, OLD)
+    assert failover(scene.destination, scene.mirror).result.groups == ()
+    for group in (scene.group, gone):
+        assert committed(scene.pair.destination, group, scene.topic) == {}
+        record = scene.destination.state().group(scene.mirror, group)
+        assert record is not None
+        assert record.ours("t", 0) == (3,)
 
 
 def test_offsets_that_a_coordinator_does_not_take_yet_are_not_given_up(

@@ -318,6 +318,17 @@ def restricted(plan: GroupPlan, allowed: MirroredTopics) -> GroupPlan:
     return replace(plan, rows=rows)
 
 
+def is_overtaken(plan: GroupPlan, now: GroupRecord | None) -> bool:
+    """Return whether something else is stored `now` for an offset to commit than when this was planned."""
+    return any(_known(plan.record, row.topic_partition) != _known(now, row.topic_partition) for row in plan.changes)
+
+
+def _known(record: GroupRecord | None, partition: TopicPartition) -> tuple[tuple[int, ...], bool]:
+    if record is None:
+        return (), False
+    return record.ours(*partition), partition.partition in record.absent.get(partition.topic, ())
+
+
 def marked_absent(record: GroupRecord, partitions: Collection[TopicPartition], now_ms: int) -> GroupRecord:
     """Return the record, noting that the source does not have these offsets: they are not kept any more."""
     absent = {topic: set(known) for topic, known in record.absent.items()}

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
@@ -29,11 +29,11 @@ from kmirror.ops.add.topic_admin import TopicAdmin, await_topics
 from kmirror.ops.base.context import Destination, change, naming_cluster, now_ms, own_event, require_mirror
 from kmirror.ops.base.results import exit_code_of
 from kmirror.ops.base.topic_results import Outcome, TopicResult
+from kmirror.ops.groups.restore import former_groups
 from kmirror.ops.rights.acl_sync import protect_claimed
 from kmirror.ops.rights.lift import lift_rights
 from kmirror.ops.rights.protection import settle
 from kmirror.settings.parsing import stored_settings
-from kmirror.state.group_records import GroupRecord
 from kmirror.state.record_kinds import Record
 from kmirror.state.records import (
     PENDING_ADD,
@@ -48,7 +48,6 @@ from kmirror.state.records import (
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import Deadline
 from kmirror.status.in_charge import FIRST_TERM
-from kmirror.sync.group_changes import marked_absent
 from kmirror.sync.setting_changes import MIRROR_VALUES, settings_made
 from kmirror.words import counted, listed
 
@@ -230,17 +229,6 @@ def _claim(destination: Destination, work: AddWork) -> None:
         change(destination, _CLAIMS, decide)
 
 
-def _former_groups(state: State, mirror: str, topics: Collection[str]) -> list[GroupRecord]:
-    """Return records of groups that were synced before their topics were stopped: what they had then is not kept."""
-    changed = []
-    for record in state.groups(mirror):
-        offsets = [TopicPartition(topic, p) for topic in topics for p in record.offsets.get(topic, ())]
-        marked = marked_absent(record, offsets, now_ms())
-        if marked != record:
-            changed.append(marked)
-    return changed
-
-
 def _not_chosen(mirror: MirrorRecord, work: AddWork) -> frozenset[str]:
     """Return the topics that discovery planned but the filters no longer include."""
     if not work.discovers:
@@ -330,7 +318,7 @@ def _complete(
                 tombstones.append(claim.key)
             elif topic not in unknown and plan.former is not None:
                 records.append(plan.former)
-        records += _former_groups(state, mirror, work.plans.keys() - unwanted)
+        records += former_groups(state, mirror, work.plans.keys() - unwanted)
         if work.changes_filters:
             filters = work.filters.apply(stored_settings(present.settings))
             records.append(replace(present, settings=_with_filters(present.settings, filters)))

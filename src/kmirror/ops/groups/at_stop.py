@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.base.topic_results import GroupResult, Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out, reason_text, refused_sentences
 from kmirror.ops.groups.group_facts import group_views
@@ -86,15 +86,17 @@ def clamp_groups(
 ) -> GroupsAtStop:
     """Clamp the offsets that kmirror has set to [log start, log end] of destination partitions; needs no source.
 
-    With `put_back`, offsets that have vanished from the destination are committed again as they are stored.
-    Changes only offsets that no one else has changed. Returns what was set (DONE; with `dry_run`, would be) and what
-    could not be (REFUSED or FAILED, with the reason); nothing for offsets within the log.
+    With `put_back`, offsets of groups that the mirror still syncs are committed again as they are stored if they have
+    vanished from the destination. Changes only offsets that no one else has changed. Returns what was set (DONE; with
+    `dry_run`, would be) and what could not be (REFUSED or FAILED, with the reason; TIMED_OUT); nothing for offsets
+    within the log.
 
     Raises:
-        RefusedError: a newer kmirror wrote records of this mirror.
+        RefusedError: no such mirror, or a newer kmirror wrote records of it.
         UnreachableError: the destination does not answer.
     """
     state = destination.state()
+    settings = stored_settings(require_mirror(state, mirror).settings)
     everywhere = MirroredTopics({partition.topic: partition.topic for partition in ranges})
     records = {
         record.destination_group: record
@@ -109,13 +111,14 @@ def clamp_groups(
     for name, record in records.items():
         view, ours = found[name], [at for at, _ in kept_offsets(record, everywhere) if at in ranges]
         is_here = any(at.topic in everywhere.names for at in view.committed)
-        if not ours and record.skipped is not None and not view.trouble and not is_here:
+        is_synced = settings.sync_group_offsets_enabled and settings.selects_group(record.group)
+        if is_synced and not ours and record.skipped is not None and not view.trouble and not is_here:
             unsynced.append((name, reason_text(record.skipped, record.detail)))
         if view.trouble is not None:
             results += _unknown(record, ours, view.trouble)
             continue
         rows = list(_out_of_range(record, view, ranges))
-        if put_back:
+        if put_back and is_synced:
             rows += _vanished(record, view, everywhere, ranges)
         if rows:
             plans.append(GroupPlan(record.group, name, GroupKind(record.kind), tuple(rows), record, knows_source=False))

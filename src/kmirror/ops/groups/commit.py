@@ -1,7 +1,8 @@
 """Commit group offsets on the destination, as planned.
 
 The offsets are recorded first, under the mirror's lock, where the topics are checked once more: nothing is committed
-for a topic that an operator has stopped. For commits that are not sent within seconds after that, this is done again;
+for a topic that an operator has stopped, nor of a plan for partitions of which other offsets were recorded meanwhile;
+such a plan has timed out. For commits that are not sent within seconds after that, this is done again;
 the groups that have waited longest come first, and what is left undone is recorded as it was before. If brokers refuse
 an offset because of a limit, the limit is named.
 """
@@ -26,7 +27,15 @@ from kmirror.ops.groups.group_facts import reason_of
 from kmirror.state.group_records import LASTING_REASONS, MOST_UNREADABLE, GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.state.waiting import boottime
-from kmirror.sync.group_changes import WITH_DETAIL, GroupPlan, MirroredTopics, metadata_length, recorded, restricted
+from kmirror.sync.group_changes import (
+    WITH_DETAIL,
+    GroupPlan,
+    MirroredTopics,
+    is_overtaken,
+    metadata_length,
+    recorded,
+    restricted,
+)
 from kmirror.words import visible
 
 #: No offset is committed later than this after the topics were checked.
@@ -199,41 +208,47 @@ class _Work:
                 break
         for plan in todo:
             self.rows.setdefault(plan.group, self._results(plan, {}, {}))
-        self.undone = [plan.group for plan in todo if not all(row.again for row in plan.changes)]
+        self.undone += [plan.group for plan in todo if not all(row.again for row in plan.changes)]
 
     def _record(self, plans: Iterable[GroupPlan]) -> tuple[list[GroupPlan], float]:
         """Record the offsets of plans; return what may be committed, and since when that is known."""
         decided: list[GroupPlan] = []
+        overtaken: list[GroupPlan] = []
         skipped: list[GroupRecord] = []
-        records: list[GroupRecord] = []
+        #: What was stored for a group, and what is now.
+        records: list[tuple[GroupRecord | None, GroupRecord]] = []
         decided_at = 0.0
 
         def decide(state: State) -> Changes:
             nonlocal decided_at
             decided_at = boottime()
-            for found in (decided, skipped, records):
+            for found in (decided, overtaken, skipped, records):
                 found.clear()
             if state.mirror(self._mirror) is None:
                 return Changes()
             topics, refusals = self._allowed(state), self._refusals
             for plan in plans:
-                if state.group(self._mirror, plan.group) != plan.record:
-                    continue  # another operation changed it meanwhile
+                before = state.group(self._mirror, plan.group)
                 kept = restricted(plan, topics)
+                if is_overtaken(kept, before):
+                    overtaken.append(kept)
+                    continue
                 refused = refusals.reasons.get(plan.group), refusals.details.get(plan.group)
+                kept = replace(kept, record=before)
                 record = recorded(kept, self._mirror, now_ms(), *refused)
                 decided.append(replace(kept, record=record))
-                if record is None or record == plan.record:
+                if record is None or record == before:
                     continue
-                records.append(record)
-                if record.skipped is not None and (plan.record is None or plan.record.skipped is not record.skipped):
+                records.append((before, record))
+                if record.skipped is not None and (before is None or before.skipped is not record.skipped):
                     skipped.append(record)
-            return Changes(tuple(records))
+            return Changes(tuple(record for _, record in records))
 
         change(self._destination, self._mirror, decide)
-        before = {plan.group: plan.record for plan in plans}
-        for record in records:
-            self._stored.setdefault(record.group, (before[record.group], record))
+        for before, record in records:
+            self._stored.setdefault(record.group, (before, record))
+        self.rows |= {plan.group: self._results(plan, {}, {}) for plan in overtaken}
+        self.undone += [plan.group for plan in overtaken]
         self.skipped += skipped
         return decided, decided_at
 
@@ -252,6 +267,14 @@ class _Work:
                     refused[group] = kind, some
             if refused and (seconds := until - boottime()) > 0:
                 bare = self._here.commit_all(refused, seconds)
+            # brokers answer this to much else, too: it is the metadata if it is refused while the offset is taken
+            unclear = {
+                group: wanted[group]
+                for group, answer in bare.items()
+                if any(found[group][at] == Code.UNKNOWN_SERVER_ERROR for at, code in answer.items() if not code)
+            }
+            if unclear and (seconds := until - boottime()) > 0:
+                found = {**found, **self._here.commit_all(unclear, seconds)}
         left = []
         for plan in plans:
             codes = found.get(plan.destination_group, {})

@@ -15,7 +15,7 @@ from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.errors import KmirrorError, UnreachableError
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out
 from kmirror.ops.groups.group_facts import reason_of
@@ -24,7 +24,7 @@ from kmirror.state.group_records import GroupReason, GroupRecord
 from kmirror.state.records import MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
 from kmirror.state.waiting import Deadline
-from kmirror.sync.group_changes import Bounds, GroupPlan, MirroredTopics, OffsetPlan, clamped
+from kmirror.sync.group_changes import Bounds, GroupPlan, MirroredTopics, OffsetPlan, clamped, marked_absent
 from kmirror.words import counted, visible
 
 _PAUSE_S = 0.2
@@ -141,6 +141,28 @@ def restore_offsets(
     return wanted, failed
 
 
+def former_groups(
+    state: State, mirror: str, topics: Collection[str], restored: OffsetsByGroup | None = None
+) -> list[GroupRecord]:
+    """Return records of groups that were synced for earlier topics of these names: what they had then is not kept.
+
+    What was `restored` is kept; it is given by destination group.
+    """
+    changed = []
+    for record in state.groups(mirror):
+        new = (restored or {}).get(record.destination_group, {})
+        offsets = [
+            TopicPartition(topic, p)
+            for topic in topics
+            for p, ours in record.offsets.get(topic, {}).items()
+            if ours[:1] != (new.get(p),)
+        ]
+        marked = marked_absent(record, offsets, now_ms())
+        if marked != record:
+            changed.append(marked)
+    return changed
+
+
 def commit_to_new(
     here: ClusterGroups, group: str, kind: GroupKind, offsets: Mapping[TopicPartition, Committed], deadline: Deadline
 ) -> dict[TopicPartition, int]:
@@ -156,7 +178,12 @@ def commit_to_new(
 
 
 def _synced(state: State, mirror: MirrorRecord, topic: TopicRecord) -> dict[str, GroupRecord]:
-    """Return the stored records of groups for which kmirror has set offsets of the topic, by destination group."""
-    if not stored_settings(mirror.settings).sync_group_offsets_enabled:
-        return {}
-    return {record.destination_group: record for record in state.groups(mirror.name) if topic.topic in record.offsets}
+    """Return the stored records of synced groups for which kmirror has set offsets of it, by destination group."""
+    settings = stored_settings(mirror.settings)
+    return {
+        record.destination_group: record
+        for record in state.groups(mirror.name)
+        if topic.topic in record.offsets
+        and settings.sync_group_offsets_enabled
+        and settings.selects_group(record.group)
+    }

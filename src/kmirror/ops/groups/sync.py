@@ -278,15 +278,21 @@ def _drop_event(mirror: str, group: str, codes: Mapping[TopicPartition, int]) ->
 
 
 def final_sync(
-    destination: Destination, mirror: str, topics: Collection[str], *, timeout_s: float = FINAL_SYNC_S
+    destination: Destination,
+    mirror: str,
+    topics: Collection[str],
+    *,
+    timeout_s: float = FINAL_SYNC_S,
+    dry_run: bool = False,
 ) -> tuple[GroupResult, ...]:
     """Sync the groups of destination topics that are about to stop, until nothing is left to do; one row per partition.
 
-    Waits for records that a group has read and the destination lacks, up to `timeout_s` seconds.
+    Waits for records that a group has read and the destination lacks, up to `timeout_s` seconds. With `dry_run` only
+    plans, without waiting.
 
-    DONE: the offset was set. NOOP: it was right already. REFUSED: it is skipped until an operator removes the reason.
-    FAILED: its partition is FAILED. TIMED_OUT: offsets still move, or a broker did not answer. Topics that are stopped
-    already are ignored. Without group sync there are no rows.
+    DONE: the offset was set; with `dry_run`, would be. NOOP: it was right already. REFUSED: it is skipped until an
+    operator removes the reason. FAILED: its partition is FAILED. TIMED_OUT: offsets still move, or a broker did not
+    answer. Topics that are stopped already are ignored. Without group sync there are no rows.
 
     Raises:
         RefusedError: no such mirror, or another cluster answers at the source.
@@ -314,12 +320,12 @@ def final_sync(
                 for row in plan.rows:
                     first.setdefault((plan.destination_group, row.topic_partition), row.destination_offset)
             pending = [plan for plan in plans if plan.changes and not refusals.is_lasting(plan.group)]
-            is_coming = _is_coming(source, found.topics, plans)
+            is_coming = not dry_run and _is_coming(source, found.topics, plans)
             if not is_confirmed and (_rewinds(pending) or _has_lost_groups(state, mirror, settings, found)):
                 is_confirmed = True
                 time.sleep(_COORDINATOR_SECONDS)
                 continue
-            if deadline.passed or not (pending or is_coming):
+            if dry_run or deadline.passed or not (pending or is_coming):
                 break
             if is_coming:
                 client.pause(_ATTEMPT)
@@ -343,7 +349,7 @@ def final_sync(
         for row in plan.rows:
             key = (plan.destination_group, row.topic_partition)
             refused = refusals.reasons.get(plan.group) if refusals.is_lasting(plan.group) else None
-            outcome, reason = _outcome(row, refused, was_set=key in set_here)
+            outcome, reason = _outcome(row, refused, was_set=key in set_here, dry_run=dry_run)
             offsets = first.get(key), row.target.offset
             text = refusals.text(plan.group, reason)
             rows.append(GroupResult(plan.destination_group, *row.topic_partition, *offsets, outcome, reason, text))
@@ -393,16 +399,19 @@ def _require_readable(found: SourceGroups) -> None:
     )
 
 
-def _outcome(row: OffsetPlan, refused: GroupReason | None, *, was_set: bool) -> tuple[Outcome, GroupReason | None]:
+def _outcome(
+    row: OffsetPlan, refused: GroupReason | None, *, was_set: bool, dry_run: bool
+) -> tuple[Outcome, GroupReason | None]:
     if row.reason in LASTING_REASONS:
         return Outcome.REFUSED, row.reason
     if row.reason is GroupReason.UNKNOWN_NOW:
         return Outcome.TIMED_OUT, row.reason
     if row.reason is not None:
         return Outcome.FAILED, row.reason
-    if row.is_change:
+    if row.is_change and not dry_run:
         return (Outcome.TIMED_OUT, None) if refused is None else (Outcome.REFUSED, refused)
-    return (Outcome.DONE if was_set else Outcome.NOOP), GroupReason.METADATA_REFUSED if row.is_bare else None
+    outcome = Outcome.DONE if was_set or row.is_change else Outcome.NOOP
+    return outcome, GroupReason.METADATA_REFUSED if row.is_bare else None
 
 
 def _skip_events(mirror: str, newly_skipped: Sequence[GroupRecord]) -> list[JobEvent]:

@@ -47,7 +47,7 @@ from kmirror.ops.base.context import (
 )
 from kmirror.ops.base.gone import described_topic, is_there
 from kmirror.ops.base.source_settings import source_settings
-from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
+from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, former_groups, restore_offsets
 from kmirror.ops.jobs.rebuild_claim import claim, settings_of
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.archive_proofs import Proof
@@ -427,7 +427,8 @@ class RebuildAttempt:
                 },
             }
             event = Event(at, mirror, "rebuild", actor(), ExitCode.OK.name, details)
-            return Changes((*partitions, complete), tuple(forgotten), (event,))
+            former = former_groups(state, mirror, [topic], put)
+            return Changes((*partitions, complete, *former), tuple(forgotten), (event,))
 
         change(self.destination, mirror, decide)
 

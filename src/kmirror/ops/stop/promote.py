@@ -46,8 +46,6 @@ from kmirror.ops.stop.promote_checks import (
     dry_run_warnings,
     missing_beginnings,
     require_source,
-    rights_trouble,
-    settings_trouble,
 )
 from kmirror.ops.stop.promote_claim import Claim, has_unfinished_promote
 from kmirror.ops.stop.promote_readiness import (
@@ -385,13 +383,7 @@ class _Promotion:
 
     def _stop_ready(self, ready: Sequence[str]) -> bool:
         """Stop these topics if a final check passes; return whether any was stopped."""
-        waiting = self.waiting
-        block = self.producer_block if self.request.block_producers else None
-        check = FinalCheck(
-            self.destination, self.request, self.source, self.checker, waiting, ready, self.drop, self.show.work,
-            block, self.until,
-        )  # fmt: skip
-        check.run()
+        waiting, check = self.waiting, self._final_check(ready)
         going = check.going
         if self.request.together and len(going) < len(waiting):
             check.blockers |= dict.fromkeys(going, waits_for_text([name for name in waiting if name not in going]))
@@ -399,12 +391,24 @@ class _Promotion:
         self.blockers = check.blockers
         if not going or self.failed or self.stopping.is_set():
             return False
-        groups = [row for row in check.groups if row.topic in going]
-        self.done.groups = [row for row in self.done.groups if row.topic not in going] + groups
-        self.done.warnings += [one for one in refused_sentences(groups) if one not in self.done.warnings]
+        self._report_groups(check, going)
         self.runner.reached("waited")
         self.stop(going)
         return True
+
+    def _final_check(self, ready: Sequence[str]) -> FinalCheck:
+        block = self.producer_block if self.request.block_producers else None
+        check = FinalCheck(
+            self.destination, self.request, self.source, self.checker, self.waiting, ready, self.drop, self.show.work,
+            block, self.until, self.runner.acts,
+        )  # fmt: skip
+        check.run()
+        return check
+
+    def _report_groups(self, check: FinalCheck, going: Sequence[str]) -> None:
+        groups = [row for row in check.groups if row.topic in going]
+        self.done.groups = [row for row in self.done.groups if row.topic not in going] + groups
+        self.done.warnings += [one for one in refused_sentences(groups) if one not in self.done.warnings]
 
     def _walk_stop(self, going: Sequence[str]) -> StopResults:
         """Walk the steps of a stop of these topics."""
@@ -457,18 +461,18 @@ class _Promotion:
             if time.monotonic() >= until or not any(one.only_time for one in readiness.missing.values()):
                 break
             self.stopping.wait(_STEP_S)
-        waiting = list(readiness.missing)
-        blockers = settings_trouble(self.destination, request.mirror, waiting, dry_run=True)
-        for name, trouble in rights_trouble(self.destination, waiting).items() if request.together else ():
-            blockers[name] = f"{blockers[name]}; {trouble}" if name in blockers else trouble
-        rows = dry_run_rows(readiness, blockers, together=request.together)
+        check = self._final_check(list(readiness.missing))
+        rows = dry_run_rows(readiness, check.blockers, together=request.together)
         done.results += rows
-        self.rehearse_stop([row.topic for row in rows if row.topic and row.result is Outcome.DONE])
+        going = [row.topic for row in rows if row.topic and row.result is Outcome.DONE]
+        self.rehearse_stop(going)
+        self._report_groups(check, going)
         if request.block_producers and self.waiting:
             done.warnings.append(f"first, once nearly all is copied, {blocking_text(self.waiting.values())}")
         done.warnings += dry_run_warnings(
-            self.destination, self.source, self.checker, state, request.mirror, self.waiting, list(topics.values())
-        )
+            self.destination, self.source, self.checker, state, request.mirror, self.waiting, list(topics.values()),
+            done.groups,
+        )  # fmt: skip
 
 
 NO_OTHER: tuple[Step[_Promotion], ...] = (

@@ -198,6 +198,9 @@ def missing_beginnings(
 class FinalCheck:
     """Check topics that are `ready` once more; `blockers` says by topic why it cannot be stopped now.
 
+    Without `acts`, for a dry run, nothing is changed or waited for, and neither contents are compared nor ends, which
+    have just been read, are read again.
+
     `drop` is called with topics of `waiting` that cannot be stopped at all and their rows, and removes them from it.
     """
 
@@ -213,6 +216,7 @@ class FinalCheck:
     producer_block: ProducerBlock | None = None
     #: When the time runs out, by `time.monotonic`.
     until: float = math.inf
+    acts: bool = True
     blockers: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupResult, ...] = ()
 
@@ -226,15 +230,17 @@ class FinalCheck:
         destination, request, ends = self.destination, self.request, self.checker.high_watermarks
         before = {name: ends(self.waiting[name]) for name in self.ready}
         try:
-            self.blockers |= settings_trouble(destination, request.mirror, self.ready)
+            self._block(settings_trouble(destination, request.mirror, self.ready, dry_run=not self.acts))
             if request.together:
-                self.blockers |= rights_trouble(destination, self.ready)
-            if request.verify and (going := self.going):
+                self._block(rights_trouble(destination, self.ready))
+            if request.verify and self.acts and (going := self.going):
                 failed, unknown = verify_trouble(destination, request.mirror, going, request.master, self.watch)
                 self.blockers |= unknown
                 for name, rows in failed.items():
                     self.drop(name, rows)
             self._sync_groups()
+            if not self.acts:
+                return
             with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
                 waiting = [self.waiting[name] for name in self.ready if name in self.waiting]
                 self.checker.read_source_ends(self.source, waiting, self.until)
@@ -250,12 +256,16 @@ class FinalCheck:
             elif request.idle_ms is not None and ends(self.waiting[name]) != before[name]:
                 self.blockers[name] = "producers: the source's end moved a moment ago"
 
+    def _block(self, trouble: Mapping[str, str]) -> None:
+        for name, why in trouble.items():
+            self.blockers[name] = f"{self.blockers[name]}; {why}" if name in self.blockers else why
+
     def _sync_groups(self) -> None:
         topics = self.going
         if not topics:
             return
         try:
-            self.groups = final_sync(self.destination, self.request.mirror, topics)
+            self.groups = final_sync(self.destination, self.request.mirror, topics, dry_run=not self.acts)
         except (KmirrorError, OutcomeUnknown) as error:
             self.blockers |= dict.fromkeys(topics, f"groups: {as_kmirror_error(error).message}")
         for row in self.groups:
@@ -272,8 +282,12 @@ def dry_run_warnings(
     mirror: str,
     waiting: Mapping[str, TopicRecord],
     left: Collection[TopicRecord],
+    groups: Iterable[GroupResult],
 ) -> list[str]:
-    """Return what an operator should know before a promote of the `waiting`; the stop of those not `left` had begun."""
+    """Return what an operator should know before a promote of the `waiting`; the stop of those not `left` had begun.
+
+    `groups` are reported already.
+    """
     warnings = [
         f"{partition} exists on the destination only: nothing was copied to it"
         for topic in left
@@ -284,17 +298,23 @@ def dry_run_warnings(
     if living_engine(destination.store, state.engine(mirror), DEFAULT_TIMEOUT_S) is None:
         warnings.append("no engine is in charge: promote would run one itself")
     if stored_settings(require_mirror(state, mirror).settings).sync_group_offsets_enabled:
-        warnings += skipped_groups(state, mirror, waiting)
+        refused = {row.group for row in groups if row.result is Outcome.REFUSED}
+        warnings += skipped_groups(state, mirror, waiting, refused)
         warnings += other_topics_of_groups(source, state, mirror, waiting.values())
     return warnings
 
 
-def skipped_groups(state: State, mirror: str, topics: Collection[str]) -> list[str]:
-    """Return a warning for each group that the sync skips, if it was synced for one of these topics or never was."""
+def skipped_groups(state: State, mirror: str, topics: Collection[str], reported: Collection[str]) -> list[str]:
+    """Return a warning for each group that the sync skips, if it was synced for one of these topics or never was.
+
+    Groups that are `reported` already are omitted.
+    """
     return [
         f"group {visible(one.destination_group)} is skipped by the sync: {reason_text(one.skipped, one.detail)}"
         for one in state.groups(mirror)
-        if one.skipped is not None and (not one.offsets or not one.offsets.keys().isdisjoint(topics))
+        if one.skipped is not None
+        and one.destination_group not in reported
+        and (not one.offsets or not one.offsets.keys().isdisjoint(topics))
     ]
 
 
