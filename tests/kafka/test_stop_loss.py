@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
@@ -47,6 +48,13 @@ def mirrored(source: SandboxCluster, destination: Destination, topic: str, parti
     return mirror
 
 
+def produce_at(cluster: SandboxCluster, topic: str, timestamp: int) -> None:
+    """Append a record with a timestamp."""
+    producer = Producer(properties_of(cluster))
+    producer.produce(topic, "dated", timestamp=timestamp)
+    assert producer.flush(30) == 0
+
+
 def row_of(result: VerbResult, partition: int = 0) -> TopicResult:
     """Return the row of a partition, of a document that its schema describes."""
     check("result", result.to_json())
@@ -81,6 +89,35 @@ def test_what_the_source_received_since_it_was_last_read_is_known(
         row = row_of(again)
         assert (row.result, row.reason, row.last_mirrored_offset, row.lag) == (Outcome.NOOP, Reason.FAILED_OVER, 3, 100)
         assert row.to_json()["rpoMs"] == 5000
+
+
+def test_a_clock_that_is_ahead_makes_the_rpo_unknown(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """Once, the newest timestamp of the whole source partition was taken for that of a lost record: 0 s, or decades."""
+    now, future = now_ms(), 4_102_444_800_000  # the year 2100
+    timestamps = {
+        "a record copied long ago": [future, now, now + 500],
+        "the last copied record": [now, now + 50_000, now + 500],
+        "the lost record": [now, now, future],
+        "none": [now, now, now + 500],
+    }
+    topics = {unique_topic(): ahead for ahead in timestamps}
+    for topic in topics:
+        make_topic(cluster_pair.source, topic, retention_ms="-1", message_timestamp_after_max_ms=str(future))
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(*topics)).exit_code == 0
+    with LocalEngine(destination, mirror) as engine:
+        for number in range(2):
+            for topic, ahead in topics.items():
+                produce_at(cluster_pair.source, topic, timestamps[ahead][number])
+            engine.catch_up()
+    for topic, ahead in topics.items():
+        produce_at(cluster_pair.source, topic, timestamps[ahead][2])
+    done = failover(destination, mirror).result
+    assert {row.lag for row in done.results if row.at_stop} == {1}
+    known = {topics[str(row.topic)]: row.rpo_ms for row in done.results if row.rpo_ms is not None}
+    assert known == {"none": 500}
+    assert done.totals is not None
+    assert (done.totals.rpo_ms, done.totals.rpo_at_least_ms) == (None, 500)
 
 
 def test_what_the_source_answers_counts_although_the_engines_clock_is_ahead(
