@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
@@ -316,7 +317,7 @@ def test_what_an_engine_knew_of_a_dead_source_is_known_to_the_next_one(
 
 
 def test_what_was_known_of_the_source_at_a_pause_is_known_when_it_dies(
-    destination: Destination, mortal_cluster: SandboxCluster
+    destination: Destination, mortal_cluster: SandboxCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic, source = unique_topic(), mortal_cluster
     mirror = mirrored(source, destination, topic)
@@ -332,6 +333,9 @@ def test_what_was_known_of_the_source_at_a_pause_is_known_when_it_dies(
     assert (shown.state, shown.source_offset, shown.lag, shown.last_known_lag) == ("PAUSED", 3, None, 0), shown
     assert shown.as_of_ms is not None
     assert shown.as_of_ms <= paused_ms
+    assert main(["failover", "--mirror", mirror, "--bootstrap-server", destination.bootstrap_server]) == 3
+    (lag,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("largest lag:")]
+    assert lag.startswith("largest lag:  not known; last known 0 at 20")
     row = row_of(failover(destination, mirror, selector(topic)).result)
     assert (row.lag, row.last_mirrored_offset) == (0, 3), row
 
