@@ -133,6 +133,22 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             f"--log-file: cannot write {'x' * 300}: File name too long",
             "give a file in a directory that kmirror may write to",
         ),
+        *(
+            (
+                (*words, "~nobody-here/x"),
+                f"{words[-1]}: the home directory in ~nobody-here/x is unknown",
+                "write the full path",
+            )
+            for words in (
+                ("failover", "--mirror", "m", "--yes", *DESTINATION, "--report"),
+                ("report", "--mirror", "m", *DESTINATION, "--html"),
+                ("run", "--mirror", "m", *DESTINATION, "--log-file"),
+                ("truncate-logs", "--log-dir", "logs", "--plan"),
+                ("plan", *DESTINATION, "--against"),
+                ("rehearse", "--mirror-config", "f", *DESTINATION, "--out"),
+                ("sandbox", "up", "--dir"),
+            )
+        ),
         (
             ("sandbox", "up", "--dir", "/dev/null"),
             "--dir: cannot use /dev/null: File exists",
