@@ -155,6 +155,11 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             "name another directory",
         ),
         (
+            ("events", "--since", "yesterday", "--bootstrap-server", "127.0.0.1:1"),
+            "--since: 'yesterday' is not a time",
+            "give a time such as 2026-03-01T12:00:00Z, epoch milliseconds, or 2h for two hours ago",
+        ),
+        (
             ("list", "--bootstrap-server", "localhost"),
             "bootstrap.servers: 'localhost' is not HOST:PORT",
             "write kafka1:9092,kafka2:9092 or [::1]:9092",
