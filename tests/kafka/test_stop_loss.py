@@ -276,7 +276,7 @@ def test_a_failover_is_right_whatever_the_source_does(
     mirror = mirrored(source, destination, topic, partitions)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-    produce(source, topic, ["four"] * 10, partition=2)
+    produce(source, topic, ["fourth"] * 10, partition=2)
     if source_is == "dead":
         source.kill(source.brokers[0].node_id)
     elif source_is == "frozen":
