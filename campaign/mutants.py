@@ -926,7 +926,7 @@ MUTANTS = (
         "report RPO 0 by an old source end",
         "ops/base/topic_results.py",
         "TopicResult.rpo_ms",
-        "0 if self.is_complete or is_current(known) else None",
+        "0 if self.is_complete or (is_current(known) and not known.source_went_back) else None",
         "0",
         "a source that died later may have accepted more records",
         _STOP_REPORT,

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kmirror.bounded_files import expanded
 from kmirror.errors import UsageError
 from kmirror.toml_tables import TomlTable, read_toml
 
@@ -100,8 +101,10 @@ def load_config_file(environ: Mapping[str, str] | None = None, system: Path = SY
     """
     environment = os.environ if environ is None else environ
     named = environment.get("KMIRROR_CONFIG")
-    own = Path(named).expanduser() if named else config_folder(environment) / "kmirror.toml"
-    found = read_config_file(own) if named or _is_there(own) else ConfigFile()
+    own = expanded(named, "KMIRROR_CONFIG") if named else config_folder(environment) / "kmirror.toml"
+    if not named and not own.is_absolute():
+        own = system  # this user's home is unknown
+    found = read_config_file(own) if named or (own != system and _is_there(own)) else ConfigFile()
     machine = read_config_file(system) if _is_there(system) else ConfigFile()
     return replace(found.over(machine), writable=found.path or machine.path or own)
 
@@ -146,7 +149,7 @@ def _trust(table: TomlTable) -> dict[str, TrustEntries]:
     table.check_keys(set(TRUST_KEYS))
     found = {key: tuple(table.strings(key)) for key in TRUST_KEYS if key in table.content}
     if "paths" in found:
-        found["paths"] = tuple(str(Path(one).expanduser()) for one in found["paths"])
+        found["paths"] = tuple(str(expanded(one, f"{table.path}: trust.paths")) for one in found["paths"])
         for one in found["paths"]:
             if not one.startswith("/"):
                 raise UsageError(f"{table.path}: trust.paths: {one} is not an absolute path", "write its full path")
@@ -162,4 +165,5 @@ def _cluster(table: TomlTable) -> NamedCluster:
         )
     if not command_config:
         return NamedCluster(bootstrap_server)
-    return NamedCluster(bootstrap_server, (table.path.parent / Path(command_config).expanduser()).absolute())
+    named = expanded(command_config, f"{table.path}: {table.dotted('command-config')}")
+    return NamedCluster(bootstrap_server, (table.path.parent / named).absolute())

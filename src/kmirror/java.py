@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from kmirror.bounded_files import expanded
 from kmirror.errors import RefusedError
 
 #: Kafka 4 brokers and Spark 4 are compiled for Java 17.
@@ -62,7 +63,7 @@ def java_major_version(version_output: str) -> int | None:
 def _candidate(environ: Mapping[str, str]) -> Path:
     java_home = environ.get("JAVA_HOME")
     if java_home:
-        java = Path(java_home).expanduser().absolute() / "bin" / "java"
+        java = expanded(java_home, "JAVA_HOME").absolute() / "bin" / "java"
         if not java.is_file():
             raise RefusedError(f"JAVA_HOME is {java_home}, but there is no bin/java in it", _HINT)
         return java

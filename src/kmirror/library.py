@@ -43,7 +43,7 @@ from kmirror.library_values import (
 from kmirror.ops.add.add import add
 from kmirror.ops.base.bulk import SparkChoice
 from kmirror.ops.base.change_rows import ChangeRow
-from kmirror.ops.base.context import Destination
+from kmirror.ops.base.context import Destination, now_ms
 from kmirror.ops.base.results import ErrorInfo, StopTotals, VerbResult
 from kmirror.ops.base.topic_results import GroupResult, Outcome, TopicResult
 from kmirror.ops.check.check import check
@@ -73,6 +73,7 @@ from kmirror.ops.stop.promote_request import PromoteRequest
 from kmirror.ops.stop.report import VerbReport
 from kmirror.ops.verify.verify import VerifyRequest, verify
 from kmirror.ops.verify.verify_results import VerifyOutcome, VerifyRow
+from kmirror.settings.durations import parse_timestamp
 from kmirror.settings.value_types import parse_start_from
 from kmirror.state.event_records import Event
 from kmirror.status.mirror_status import MirrorRow
@@ -461,8 +462,9 @@ class Client:
 
     def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
         """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
+        since_ms = None if since is None else parse_timestamp(since, now_ms(), "since")
         with self._destination() as destination:
-            return events(destination, mirror, since)
+            return events(destination, mirror, since_ms)
 
     def in_charge(self, mirror: str, topic: str | None = None) -> tuple[EndInCharge, EndInCharge]:
         """Return both ends of a mirror; `in_charge` says which takes the writes, and is None if it is not certain."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, expanded, read_file
 from kmirror.commands import Arguments
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import replace_file
@@ -33,7 +33,7 @@ class PlanFolder:
         Raises:
             UsageError: it cannot be written, or has other files than an earlier plan's.
         """
-        folder = Path(path).expanduser()
+        folder = expanded(path, "--out")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             names = {file.name for file in folder.iterdir()}
@@ -66,7 +66,7 @@ def read_plan(path: str, flag: str = "--against") -> dict[str, Any]:
     Raises:
         UsageError: there is none, or another version wrote it.
     """
-    file = Path(path).expanduser() / PLAN_FILE
+    file = expanded(path, flag) / PLAN_FILE
     try:
         found = json.loads(read_file(file, MOST_DOCUMENT_BYTES))
     except OSError as error:

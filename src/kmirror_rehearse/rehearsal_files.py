@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, expanded, read_file
 from kmirror.errors import KmirrorError, UsageError
 from kmirror.files import replace_file
 from kmirror.words import json_text
@@ -27,7 +27,7 @@ class RehearsalFolder:
     @classmethod
     def at(cls, path: str) -> RehearsalFolder:
         """Return the folder at that path, and create it. Raises UsageError: it cannot be written."""
-        folder = Path(path).expanduser()
+        folder = expanded(path, "--out")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (probe := folder / f".{_PREFIX}probe").touch()

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kmirror.bounded_files import expanded
 from kmirror.errors import RefusedError, UnreachableError, UsageError
 from kmirror.java import find_java
 from kmirror.work import Meter, Watch, unwatched
@@ -86,7 +87,7 @@ def kafka_jars(
         check_kafka_version(version)
     kafka_home = environ.get("KAFKA_HOME")
     if kafka_home:
-        installed = _installed(Path(kafka_home).expanduser().absolute())
+        installed = _installed(expanded(kafka_home, "KAFKA_HOME").absolute())
         if version in {None, installed.version}:
             return installed
         report(f"KAFKA_HOME has Kafka {installed.version}; using {version} as requested")
@@ -110,7 +111,7 @@ def check_kafka_version(version: str) -> None:
 def cache_directory(environ: Mapping[str, str]) -> Path:
     """Return the directory for fetched jars: kmirror/kafka below XDG_CACHE_HOME or ~/.cache."""
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".cache") / "kmirror" / "kafka"
+    return (Path(base) if base else expanded(environ.get("HOME", "~"), "HOME") / ".cache") / "kmirror" / "kafka"
 
 
 def token_server_jars(

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import expanded
 from kmirror.columns import COUNT, TEXT, Column, Table, columns_of, document, list_of, one_of, shown, table_row
 from kmirror.errors import RefusedError, UsageError
 from kmirror.java_properties import write_properties
@@ -168,7 +169,7 @@ class SandboxChange:
 def default_directory(environ: Mapping[str, str]) -> Path:
     """Return the default directory: kmirror/sandbox below XDG_STATE_HOME or ~/.local/state."""
     base = environ.get("XDG_STATE_HOME")
-    state = Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
+    state = Path(base) if base else expanded(environ.get("HOME", "~"), "HOME") / ".local" / "state"
     return state / "kmirror" / "sandbox"
 
 

@@ -133,10 +133,31 @@ DESTINATION = ("--bootstrap-server", "localhost:9092")
             f"--log-file: cannot write {'x' * 300}: File name too long",
             "give a file in a directory that kmirror may write to",
         ),
+        *(
+            (
+                (*words, "~nobody-here/x"),
+                f"{words[-1]}: the home directory in ~nobody-here/x is unknown",
+                "write the full path",
+            )
+            for words in (
+                ("failover", "--mirror", "m", "--yes", *DESTINATION, "--report"),
+                ("report", "--mirror", "m", *DESTINATION, "--html"),
+                ("run", "--mirror", "m", *DESTINATION, "--log-file"),
+                ("truncate-logs", "--log-dir", "logs", "--plan"),
+                ("plan", *DESTINATION, "--against"),
+                ("rehearse", "--mirror-config", "f", *DESTINATION, "--out"),
+                ("sandbox", "up", "--dir"),
+            )
+        ),
         (
             ("sandbox", "up", "--dir", "/dev/null"),
             "--dir: cannot use /dev/null: File exists",
             "name another directory",
+        ),
+        (
+            ("events", "--since", "yesterday", "--bootstrap-server", "127.0.0.1:1"),
+            "--since: 'yesterday' is not a time",
+            "give a time such as 2026-03-01T12:00:00Z, epoch milliseconds, or 2h for two hours ago",
         ),
         (
             ("list", "--bootstrap-server", "localhost"),

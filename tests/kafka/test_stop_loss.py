@@ -11,9 +11,11 @@ import time
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from kmirror.cli.main import main
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now_ms
@@ -45,6 +47,13 @@ def mirrored(source: SandboxCluster, destination: Destination, topic: str, parti
         produce(source, topic, ["one", "two", "three"], partition)
     assert add(destination, mirror, selector(topic)).exit_code == 0
     return mirror
+
+
+def produce_at(cluster: SandboxCluster, topic: str, timestamp: int) -> None:
+    """Append a record with a timestamp."""
+    producer = Producer(properties_of(cluster))
+    producer.produce(topic, "dated", timestamp=timestamp)
+    assert producer.flush(30) == 0
 
 
 def row_of(result: VerbResult, partition: int = 0) -> TopicResult:
@@ -81,6 +90,35 @@ def test_what_the_source_received_since_it_was_last_read_is_known(
         row = row_of(again)
         assert (row.result, row.reason, row.last_mirrored_offset, row.lag) == (Outcome.NOOP, Reason.FAILED_OVER, 3, 100)
         assert row.to_json()["rpoMs"] == 5000
+
+
+def test_a_clock_that_is_ahead_makes_the_rpo_unknown(cluster_pair: ClusterPair, destination: Destination) -> None:
+    """Once, the newest timestamp of the whole source partition was taken for that of a lost record: 0 s, or decades."""
+    now, future = now_ms(), 4_102_444_800_000  # the year 2100
+    timestamps = {
+        "a record copied long ago": [future, now, now + 500],
+        "the last copied record": [now, now + 50_000, now + 500],
+        "the lost record": [now, now, future],
+        "none": [now, now, now + 500],
+    }
+    topics = {unique_topic(): ahead for ahead in timestamps}
+    for topic in topics:
+        make_topic(cluster_pair.source, topic, retention_ms="-1", message_timestamp_after_max_ms=str(future))
+    mirror = new_mirror(destination, cluster_pair.source)
+    assert add(destination, mirror, selector(*topics)).exit_code == 0
+    with LocalEngine(destination, mirror) as engine:
+        for number in range(2):
+            for topic, ahead in topics.items():
+                produce_at(cluster_pair.source, topic, timestamps[ahead][number])
+            engine.catch_up()
+    for topic, ahead in topics.items():
+        produce_at(cluster_pair.source, topic, timestamps[ahead][2])
+    done = failover(destination, mirror).result
+    assert {row.lag for row in done.results if row.at_stop} == {1}
+    known = {topics[str(row.topic)]: row.rpo_ms for row in done.results if row.rpo_ms is not None}
+    assert known == {"none": 500}
+    assert done.totals is not None
+    assert (done.totals.rpo_ms, done.totals.rpo_at_least_ms) == (None, 500)
 
 
 def test_what_the_source_answers_counts_although_the_engines_clock_is_ahead(
@@ -238,7 +276,7 @@ def test_a_failover_is_right_whatever_the_source_does(
     mirror = mirrored(source, destination, topic, partitions)
     with LocalEngine(destination, mirror) as engine:
         engine.catch_up()
-    produce(source, topic, ["four"] * 10, partition=2)
+    produce(source, topic, ["fourth"] * 10, partition=2)
     if source_is == "dead":
         source.kill(source.brokers[0].node_id)
     elif source_is == "frozen":
@@ -279,7 +317,7 @@ def test_what_an_engine_knew_of_a_dead_source_is_known_to_the_next_one(
 
 
 def test_what_was_known_of_the_source_at_a_pause_is_known_when_it_dies(
-    destination: Destination, mortal_cluster: SandboxCluster
+    destination: Destination, mortal_cluster: SandboxCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic, source = unique_topic(), mortal_cluster
     mirror = mirrored(source, destination, topic)
@@ -295,6 +333,9 @@ def test_what_was_known_of_the_source_at_a_pause_is_known_when_it_dies(
     assert (shown.state, shown.source_offset, shown.lag, shown.last_known_lag) == ("PAUSED", 3, None, 0), shown
     assert shown.as_of_ms is not None
     assert shown.as_of_ms <= paused_ms
+    assert main(["failover", "--mirror", mirror, "--bootstrap-server", destination.bootstrap_server]) == 3
+    (lag,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("largest lag:")]
+    assert lag.startswith("largest lag:  not known; last known 0 at 20")
     row = row_of(failover(destination, mirror, selector(topic)).result)
     assert (row.lag, row.last_mirrored_offset) == (0, 3), row
 

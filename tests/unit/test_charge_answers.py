@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -97,6 +98,17 @@ def test_what_changed_while_it_was_not_asked_about_is_not_forgotten(site: Site) 
     site.see(6, b=STOPPED)
     site.at += 20
     assert site.statuses(last) == (503, 200)
+
+
+def test_a_yes_that_waits_for_the_lock_is_judged_after_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HeldForLong(nullcontext[None]):
+        def __enter__(self) -> None:
+            site.at += 2
+
+    site.see(5, a=None, b=COPIED)
+    assert site.statuses() == (200, 503)
+    monkeypatch.setattr(site.keeper, "_lock", HeldForLong())
+    assert site.statuses() == (503, 503)
 
 
 def test_a_process_that_has_never_been_certain_says_no(site: Site) -> None:

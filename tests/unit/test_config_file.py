@@ -73,6 +73,12 @@ def test_the_operators_file_is_the_one_that_is_named_or_the_users_own(
     named = write(tmp_path / "named.toml", GOOD)
     assert found(KMIRROR_CONFIG=str(named)) == named
     assert found(KMIRROR_CONFIG="") == at_home
+    # a home that is not known is no folder of that name here
+    write(tmp_path / "~" / ".config" / "kmirror" / "kmirror.toml", GOOD)
+    assert found(HOME="~") is None
+    assert load_config_file({"HOME": "~"}, nowhere).writable == nowhere
+    with pytest.raises(UsageError, match=r"KMIRROR_CONFIG: the home directory in ~nobody-here/k\.toml is unknown"):
+        found(KMIRROR_CONFIG="~nobody-here/k.toml")
 
 
 def test_what_the_operators_file_does_not_say_is_taken_from_the_machines(tmp_path: Path) -> None:
@@ -118,6 +124,12 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         ),
         ('[clusters.a]\npassword = "hunter2"', "unknown key clusters.a.password", "bootstrap-server, command-config"),
         ("[clusters.a]", "clusters.a has no bootstrap-server", "kafka1:9092"),
+        (
+            '[clusters.a]\nbootstrap-server = "a:1"\ncommand-config = "~nobody-here/f"',
+            "clusters.a.command-config: the home directory in ~nobody-here/f is unknown",
+            "full path",
+        ),
+        ('[trust]\npaths = ["~x/y"]', "trust.paths: the home directory in ~x/y is unknown", "full path"),
         ("[clusters.a]\nbootstrap-server = 9092", "clusters.a.bootstrap-server is not a string", "in quotes"),
         ("clusters = 1", "clusters is not a table", "[clusters]"),
         ('[clusters]\na = "a:1"', "clusters.a is not a table", "[clusters.a]"),

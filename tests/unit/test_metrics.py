@@ -12,11 +12,14 @@ from kmirror.engine.driver.engines import NotCopied
 from kmirror.errors import Reason, RefusedError, UnreachableError
 from kmirror.state.group_records import GroupReason, GroupRecord, GroupsRecord
 from kmirror.state.records import DesiredState, Latencies, PartitionState, ProgressRow
+from kmirror.state.snapshot import State
+from kmirror.status.engine_health import HeardEngines
 from kmirror.status.objective_state import ObjectiveState
 from kmirror.status.partition_row import PARTITIONS
 from kmirror.web.exposition import exposition
 from kmirror.web.live_mirror import live_mirror
 from kmirror.web.metrics import METRICS, Metric
+from kmirror.web.mirror_cache import MirrorCache
 from kmirror.web.run_metrics import RUN_METRICS
 from kmirror.web.served import ServedStatus
 from kmirror.work import WorkView
@@ -154,6 +157,22 @@ def test_an_engine_whose_clock_was_set_back_is_not_silent() -> None:
     assert value(served(later), "kmirror_engine_heartbeat_age_seconds", mirror="m") == 0
     lost = live_mirror(replace(later, destination_trouble="no response from b:9092"))
     assert str(lost.missing).endswith("no response from b:9092")
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "ages"), [(0, [1, 1]), (-40_000, [41, 2]), (3_600_000, [None, 2])], ids=["same", "behind", "ahead"]
+)
+def test_who_watches_compares_no_clock_with_that_of_an_engine(ahead_ms: int, ages: list[float | None]) -> None:
+    known, heard, found = snapshot(row()), HeardEngines(), []
+    cache = MirrorCache("dr", heard.heard_ms)
+    for now_ms in (NOW_MS, NOW_MS + 2_000):
+        engine = replace(known.engine, last_seen_ms=now_ms - 1_000 + ahead_ms)
+        state = State.of({**known.stored, engine.key: engine}.values())
+        heard.take(state, now_ms)
+        mirrors = cache.mirrors(state, lambda _: None, now_ms, lambda _: True)
+        text, _ = exposition(ServedStatus("watching", now_ms, None, mirrors), "")
+        found.append(value(read(text.decode(), ""), "kmirror_engine_heartbeat_age_seconds", mirror="m", cluster="dr"))
+    assert found == ages
 
 
 def test_a_source_that_was_never_asked_is_neither_up_nor_down() -> None:

@@ -147,7 +147,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text, "--wave-bytes") == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5MB", "5 apples", "MB", "1e9", "5XB", "5iB"])
+@pytest.mark.parametrize("text", ["", "0", "-5MB", "5 apples", "MB", "1e9", "5XB", "5iB", "800Mb/s", "800mb"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--wave-bytes"):
         parse_size(text, "--wave-bytes")

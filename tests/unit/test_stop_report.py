@@ -136,7 +136,7 @@ def test_copies_of_busy_and_idle_topics_that_have_everything_end_together() -> N
 def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_second_ago() -> None:
     known = at_stop_from_reports(MirroredEnd(100), 100, None, LastReport(ROW, STOP - 1000), STOP)
     assert known == replace(FRESH, source_answered=False)
-    silent = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
+    silent = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone"), 100))
     assert (silent.lag, silent.estimated_more, silent.rpo_ms) == (0, 20, None)
     assert str(silent.message).endswith(
         "0 offsets known lost: the source ended at 100 at 2001-09-09T01:46:39Z, 1s before the stop; about 20 more since"
@@ -147,19 +147,19 @@ def test_a_source_that_does_not_answer_the_stop_may_have_received_more_since_a_s
     assert "1s before the stop; later records are lost too" in totals_sentences(totals)[0]
     # it has answered: also where a lane whose clock is ahead reports a later time
     for answered_ms in (STOP + 5, STOP - 1005):
-        found = row(with_source_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)})))
+        found = row(with_source_answer(PLACE, known, SourceEnds(answered_ms, {PLACE: SourceEnd(100)}), 100))
         assert (found.lag, found.estimated_more, found.rpo_ms) == (0, None, 0)
         assert "before the stop" not in str(found.message)
     # This test once asked for the lane's end here, as the newer one. The report was read before the source was asked:
     # only the lane's clock makes it look newer, and the answer was lost.
-    newer = with_source_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(110)}))
+    newer = with_source_answer(PLACE, known, SourceEnds(STOP - 1005, {PLACE: SourceEnd(110)}), 100)
     assert (newer.source_offset, newer.source_as_of_ms, row(newer).lag) == (110, STOP - 1005, 10)
 
 
 def test_the_loss_has_two_bounds_if_it_is_known_when_the_connections_broke() -> None:
     seen = LastReport(ROW._replace(source_lost_ms=STOP - 29_950), STOP - 30_000)
     known = at_stop_from_reports(MirroredEnd(100), 100, None, seen, STOP)
-    dead = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone")))
+    dead = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, trouble="gone"), 100))
     assert (dead.lag, dead.estimated_more_at_loss, dead.estimated_more) == (0, 1, 600)
     assert (dead.rpo_ms, dead.rpo_at_loss_ms) == (None, 50)
     assert str(dead.message).endswith(
@@ -178,12 +178,17 @@ def test_the_loss_has_two_bounds_if_it_is_known_when_the_connections_broke() -> 
         "RPO: not known, at most 0.05 s if the source died at 2001-09-09T01:46:10Z; the last mirrored record is from "
         "2001-09-09T01:46:37Z",
     ]
+    # a timestamp that is ahead of the time of the report bounds nothing
+    assert row(replace(known, last_timestamp_ms=STOP, source_offset=110, source_lost_ms=STOP + 9)).rpo_at_loss_ms == 9
+    assert row(replace(known, last_timestamp_ms=STOP + 9, source_offset=110)).rpo_at_loss_ms is None
+    ahead = replace(known, last_timestamp_ms=STOP + 31_000, source_offset=110, source_lost_ms=STOP + 40_000)
+    assert row(ahead).rpo_at_loss_ms is None
     # one whose connection did not break is counted in full
     held = row(at_stop_from_reports(MirroredEnd(100), 100, None, LastReport(ROW, STOP - 30_000), STOP))
     assert totals_of([dead, held], "gone").estimated_more_at_loss_records == 601
     assert totals_of([dead, held], "gone").rpo_at_loss_ms is None
     # what it answers is later than any break
-    answered = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, {PLACE: SourceEnd(110)})))
+    answered = row(with_source_answer(PLACE, known, SourceEnds(STOP + 5, {PLACE: SourceEnd(110)}), 100))
     assert (answered.lag, answered.estimated_more_at_loss, answered.at_stop and answered.at_stop.source_lost_ms) == (
         10,
         None,
@@ -206,16 +211,16 @@ def test_an_end_that_was_never_read_is_an_unknown_loss() -> None:
 
 
 def test_the_newest_observation_of_the_source_counts() -> None:
-    answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(130, 140, STOP)})
-    known = with_source_answer(PLACE, FRESH, answer)
+    answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(130, 140, OffsetAnswer(0, 129, 1, STOP))})
+    known = with_source_answer(PLACE, FRESH, answer, 100)
     assert (known.source_offset, known.source_high_watermark, known.source_as_of_ms) == (130, 140, STOP + 5)
     found = row(known)
     assert (found.lag, found.rpo_ms) == (30, 3000)
     assert "up to 10 more follow an open transaction" in str(found.message)
     # what is silent leaves the lane's last report; what is another topic now says nothing of the old one
-    assert with_source_answer(PLACE, FRESH, SourceEnds(STOP, trouble="gone")) == FRESH
+    assert with_source_answer(PLACE, FRESH, SourceEnds(STOP, trouble="gone"), 100) == FRESH
     noted = with_source_answer(
-        PLACE, FRESH, SourceEnds(STOP, notes={"orders": "the source has no topic orders any more"})
+        PLACE, FRESH, SourceEnds(STOP, notes={"orders": "the source has no topic orders any more"}), 100
     )
     assert noted == replace(FRESH, source_note="the source has no topic orders any more")
     assert needs_attention(row(noted))
@@ -283,7 +288,7 @@ def test_a_partition_that_only_the_source_has_is_an_unknown_loss_while_its_end_i
 
 def test_a_partition_that_the_source_certainly_lacks_has_lost_nothing() -> None:
     answer = SourceEnds(STOP + 5, absent=frozenset({ADDED}))
-    known = with_source_answer(ADDED, AtStop(STOP, 0), answer)
+    known = with_source_answer(ADDED, AtStop(STOP, 0), answer, 0)
     found = stopped_row(ADDED, replace(RECORD, partition=1, at_stop=known, last_mirrored_offset=0), Outcome.DONE, None)
     assert (found.lag, found.rpo_ms) == (0, 0)
     assert "the source has no such partition" in str(found.message)
@@ -309,9 +314,10 @@ def test_a_source_that_went_back_may_have_received_other_records(went_back: bool
     Without that, the copy is longer only by what arrived after the source was asked.
     """
     answer = SourceEnds(STOP + 5, {PLACE: SourceEnd(90, 90, went_back=went_back)})
-    shorter = row(with_source_answer(PLACE, FRESH, answer), lmo=100)
+    shorter = row(with_source_answer(PLACE, FRESH, answer, 100), lmo=100)
     assert "0 offsets known lost: the source ended at 90 at" in str(shorter.message)
     assert str(shorter.message).endswith("those that it received since are lost, too") is went_back
+    assert shorter.rpo_ms == (None if went_back else 0)
     assert needs_attention(shorter) is went_back
 
 

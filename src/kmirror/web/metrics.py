@@ -112,6 +112,12 @@ def _of_record(value: Callable[[EngineRecord], float]) -> Callable[[ServedMirror
     return found
 
 
+def _heartbeat_age(mirror: ServedMirror) -> float | None:
+    """Return how old the last heartbeat is by our clock, as the engine's health knows it."""
+    health = mirror.status.health if mirror.status is not None else None
+    return None if health is None or health.name is None or health.age_ms is None else health.age_ms / 1000
+
+
 def _counted(codes: Iterable[str], found: Iterable[str | None]) -> Iterator[Value]:
     """Yield how many there are of each code, zeros included."""
     counts = Counter(found)
@@ -233,10 +239,8 @@ METRICS: tuple[Metric[ServedMirror], ...] = (
         "kmirror_engine_heartbeat_age_seconds",
         "seconds",
         "since the destination last accepted a heartbeat of the engine; one is due every second",
-        lambda mirror: (
-            None if (engine := _engine(mirror)) is None else max(0, mirror.time_ms - engine.last_seen_ms) / 1000
-        ),
-        _NO_ENGINE,
+        _heartbeat_age,
+        f"{_NO_ENGINE}, and if its clock is ahead until a heartbeat arrives",
     ),
     Metric(
         "kmirror_source_up",

@@ -16,7 +16,8 @@ from kmirror.errors import UsageError
 from kmirror.words import counted
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*((?:[KMGT]i?)?B?)(?:/s)?", re.IGNORECASE)
+#: A lower-case b is a bit to people who buy lines: `800Mb/s` is 100MB/s.
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)\s*((?:[KMGTkmgt][Ii]?)?B?)(?:/s)?")
 
 
 def parse_size(text: str, flag: str) -> int:
@@ -24,7 +25,7 @@ def parse_size(text: str, flag: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     size = int(float(found[1]) * _UNITS[found[2].upper().rstrip("B")]) if found else 0
     if size <= 0:
-        raise UsageError(f"{flag}: {text!r} is not a size", "give a size such as 500MB or 1.5GB")
+        raise UsageError(f"{flag}: {text!r} is not a size", "give bytes, such as 500MB or 1.5GB; b is a bit")
     return size
 
 

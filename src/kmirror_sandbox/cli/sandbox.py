@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kmirror.bounded_files import expanded
 from kmirror.cli.options import Call, VerbGroup, flag_option, folder_option, verb
 from kmirror.commands import command_line, option
 from kmirror.errors import RefusedError
@@ -179,7 +180,7 @@ sandbox_verb = VerbGroup(
 def _folder(directory: str | None) -> Path:
     from kmirror_sandbox.registry import default_directory
 
-    return Path(directory).expanduser().absolute() if directory else default_directory(os.environ)
+    return expanded(directory, "--dir").absolute() if directory else default_directory(os.environ)
 
 
 def _trust(folder: Path, mirror_file: Path) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, expanded, read_file
 from kmirror.cli.terminal.screen import Screen
 from kmirror.columns import OBJECT, Column, Only, document, list_of
 from kmirror.errors import KmirrorError, UsageError
@@ -36,7 +36,7 @@ class AtomicFile:
         Raises:
             UsageError: it cannot.
         """
-        file = cls(Path(path).expanduser(), what)
+        file = cls(expanded(path, flag), what)
         try:
             is_directory = file.path.is_dir()
             is_other = file.path.exists() and not file.path.is_file()

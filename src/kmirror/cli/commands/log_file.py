@@ -9,6 +9,7 @@ from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from kmirror.bounded_files import expanded
 from kmirror.errors import UsageError
 
 #: A quiet mirror writes a third of a megabyte a day.
@@ -31,7 +32,7 @@ class LogFile(RotatingFileHandler):
         Raises:
             UsageError: it cannot be written or rotated.
         """
-        file = Path(path).expanduser()
+        file = expanded(path, "--log-file")
         hint = "give a file in a directory that kmirror may write to"
         try:
             if file.is_dir():

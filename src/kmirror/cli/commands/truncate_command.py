@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kmirror.bounded_files import expanded
 from kmirror.cli.options import Call, file_option, flag_option, folder_option, verb
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def truncate_logs_verb(call: Call, plan: str, log_dir: tuple[str, ...], undo: bo
     from kmirror.ops.failback.truncation_plan import read_plan
 
     asked = read_plan(plan)
-    folders = [Path(folder).expanduser() for folder in log_dir]
+    folders = [expanded(folder, "--log-dir") for folder in log_dir]
 
     def agree(preview: Preview) -> bool:
         if not call.yes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from kmirror.cli.options import (
 )
 from kmirror.commands import on_mirror
 from kmirror.errors import ExitCode, UsageError
+from kmirror.settings.durations import parse_timestamp
 from kmirror.words import counted, visible
 
 if TYPE_CHECKING:
@@ -150,12 +152,21 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     return report.exit_code
 
 
+def _time_ms(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_timestamp(value, round(time.time() * 1000), "--since")
+
+
 @verb(
     "events",
     "Show who did what to a mirror, when, and the result.\n\nT is a time such as 2026-03-01T12:00:00Z, or a duration"
     " such as 2h. With --follow --json each event is one line.",
     mirror_option(ALL_MIRRORS, required=False),
-    click.Option(["--since"], metavar="T", help="Show only events since this time, or this long ago."),
+    click.Option(
+        ["--since", "since_ms"],
+        metavar="T",
+        callback=_time_ms,
+        help="Show only events since this time, or this long ago.",
+    ),
     flag_option("--follow", "Show new events as they arrive. Ctrl-C exits with 0."),
     examples=(
         "kmirror events --mirror dr --since 24h --bootstrap-server b:9092",
@@ -163,19 +174,19 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
         "kmirror events --mirror dr --follow --json --bootstrap-server b:9092",
     ),
 )
-def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool) -> int:
+def events_verb(call: Call, mirror: str | None, since_ms: int | None, follow: bool) -> int:
     from kmirror.ops.show.events import EVENTS, events, follow_events
 
     if follow:
         screen, show = call.output.screen, call.output.following(EVENTS)
         with suppress(KeyboardInterrupt), call.destination() as destination:
-            for found in follow_events(destination, mirror, since, lambda text: screen.note(f"kmirror: {text}")):
+            for found in follow_events(destination, mirror, since_ms, lambda text: screen.note(f"kmirror: {text}")):
                 show(found)
                 if screen.is_unread:
                     break
         return 0
     with call.destination() as destination:
-        found = events(destination, mirror, since)
+        found = events(destination, mirror, since_ms)
     call.output.rows(EVENTS, found)
     return 0
 

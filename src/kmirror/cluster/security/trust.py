@@ -23,9 +23,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from kmirror.bounded_files import expanded
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
 from kmirror.errors import PolicyError, Reason, UsageError
@@ -285,7 +285,7 @@ def host_policy(environ: Mapping[str, str] | None = None) -> TrustPolicy:
         if (text := environment.get(variable)) is not None:
             entries = _listed(text)
             if key == "paths":
-                entries = tuple(str(Path(one).expanduser()) for one in entries)
+                entries = tuple(str(expanded(one, variable)) for one in entries)
             if key == "paths" and (wrong := next((one for one in entries if not one.startswith("/")), None)):
                 raise UsageError(f"{variable}: {wrong} is not an absolute path", "write /PATH[,/PATH…]")
             rules[key] = _Rule(key, entries, variable, True)

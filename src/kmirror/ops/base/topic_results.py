@@ -29,6 +29,7 @@ from kmirror.columns import (
 from kmirror.errors import Reason
 from kmirror.state.group_records import GroupReason
 from kmirror.state.records import AtStop
+from kmirror.status.observed import CLOCK_SKEW_MS
 from kmirror.words import one_line
 
 #: The greatest age of a source's end that counts as current where it is not recorded who reported it.
@@ -133,10 +134,9 @@ class TopicResult:
         if known is None or known.source_as_of_ms is None or self.lag is None:
             return None
         if self.lag == 0:
-            return 0 if self.is_complete or is_current(known) else None
-        if known.source_max_timestamp_ms is None or known.last_timestamp_ms is None:
-            return None
-        return max(0, known.source_max_timestamp_ms - known.last_timestamp_ms)
+            return 0 if self.is_complete or (is_current(known) and not known.source_went_back) else None
+        newest_ms = known.source_max_timestamp_ms
+        return None if newest_ms is None or _is_ahead(newest_ms, known) else _behind(newest_ms, known)
 
     @property
     def rpo_at_loss_ms(self) -> int | None:
@@ -144,12 +144,26 @@ class TopicResult:
         known = self.at_stop
         if known is None or known.source_as_of_ms is None or known.source_lost_ms is None or is_current(known):
             return self.rpo_ms
-        since_ms = known.source_as_of_ms if self.lag == 0 else known.last_timestamp_ms
-        return None if since_ms is None or self.lag is None else max(0, known.source_lost_ms - since_ms)
+        if self.lag == 0:
+            return max(0, known.source_lost_ms - known.source_as_of_ms)
+        return None if self.lag is None else _behind(known.source_lost_ms, known)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
         return document(_RESULT, self)
+
+
+def _behind(time_ms: int, known: AtStop) -> int | None:
+    """Return by how much a partition that lacks records up to `time_ms` is behind; None: a clock was wrong."""
+    last_ms = known.last_timestamp_ms
+    if last_ms is None or not 0 <= last_ms < time_ms or _is_ahead(last_ms, known):
+        return None
+    return time_ms - last_ms
+
+
+def _is_ahead(timestamp_ms: int, known: AtStop) -> bool:
+    """Return whether a record of that timestamp cannot have been there yet when the source's end was read."""
+    return known.source_as_of_ms is not None and timestamp_ms > known.source_as_of_ms + CLOCK_SKEW_MS
 
 
 def _more_until(time_ms: int, known: AtStop) -> float | None:
@@ -224,7 +238,7 @@ _RESULT: tuple[Column[TopicResult], ...] = (
     ),
     Column(
         "rpoMs",
-        DURATION.null_when("unknown"),
+        DURATION.null_when("unknown, as when a producer's clock is ahead"),
         "time between the last mirrored record and the source's last one",
         lambda row: row.rpo_ms,
         only=_AT_STOP,

@@ -26,6 +26,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kmirror.bounded_files import expanded
 from kmirror.errors import UsageError
 from kmirror.ops.declare.declared import Declared, declared_mirror
 from kmirror.toml_tables import TomlTable, read_toml
@@ -78,7 +79,7 @@ def _with_included(path: Path, including: tuple[Path, ...], seen: set[Path]) -> 
     file = read_toml(path, "name a readable TOML file")
     file.check_keys({"include", "variables", "mirrors"})
     for name in file.strings("include") if "include" in file.content else ():
-        yield from _with_included(path.parent / Path(name).expanduser(), (*including, real), seen)
+        yield from _with_included(path.parent / expanded(name, f"{file.path}: include"), (*including, real), seen)
     seen.add(real)
     yield file
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kmirror.bounded_files import MOST_DOCUMENT_BYTES, read_file
+from kmirror.bounded_files import MOST_DOCUMENT_BYTES, expanded, read_file
 from kmirror.cluster.protocol.wire import is_topic_name, parse_topic_id
 from kmirror.columns import (
     COUNT,
@@ -98,7 +98,7 @@ PLAN: tuple[Column[TruncationPlan], ...] = (
 def read_plan(path: str | Path) -> TruncationPlan:
     """Read and validate a plan. Raises UsageError: the file cannot be read, or is not a plan; says where."""
     try:
-        stored = json.loads(read_file(Path(path).expanduser(), MOST_DOCUMENT_BYTES))
+        stored = json.loads(read_file(expanded(path, "--plan"), MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise UsageError(f"--plan: cannot read {path}: {error.strerror}", _HINT) from None
     except (ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def parse_plan(stored: object) -> TruncationPlan:
 def write_plan(plan: TruncationPlan, path: str | Path) -> None:
     """Write a plan's file atomically. Raises UsageError: it cannot be written."""
     parse_plan(plan.to_json())  # never write a plan that cannot be read
-    target = Path(path).expanduser()
+    target = expanded(path, "--plan")
     try:
         replace_file(target, json.dumps(plan.to_json(), indent=2) + "\n")
     except OSError as error:

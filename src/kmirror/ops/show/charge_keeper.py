@@ -95,18 +95,19 @@ class ChargeKeeper:
 
     def answer(self, mirror: str, name: str, topic: str | None = None, *, or_last: bool = False) -> EndInCharge:
         """Return whether a cluster is in charge; with `or_last`, where that is not certain, what was last certain."""
-        at, question, last = now(), (mirror, topic), None
+        question, last = (mirror, topic), None
         with self._lock:
             clusters, is_known = list(self._clusters.values()), question in self._asked
         if is_known or ends_of(clusters, mirror, topic):
             with self._lock:
+                at = now()
                 asked, facts = self._asked.setdefault(question, _Asked(at)), self._facts_at(at)
                 asked.at = at
                 found = self._verdict(question, asked, name, at, facts)
                 self._remember(question, asked, at, facts)
                 last = asked.last
         else:
-            found = who_is_in_charge(clusters, mirror, name, at, topic)
+            found = who_is_in_charge(clusters, mirror, name, now(), topic)
         cluster = self._clusters.get(name, SeenCluster(name))
         is_last = or_last and found.in_charge is None and last is not None
         return EndInCharge(

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from kmirror.columns import OBJECT, TEXT, TIME, Column, Table
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason
-from kmirror.ops.base.context import Destination, known_mirror, now_ms
+from kmirror.ops.base.context import Destination, known_mirror
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.show.event_sentences import sentence
-from kmirror.settings.durations import parse_timestamp
 from kmirror.state.event_records import Event, EventPage
 from kmirror.words import at_time, json_text, one_line
 
@@ -49,29 +48,27 @@ EVENTS: Table[Event] = Table(
 )
 
 
-def events(destination: Destination, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
+def events(destination: Destination, mirror: str | None = None, since_ms: int | None = None) -> tuple[Event, ...]:
     """Return the events of one mirror, also of a deleted one, or of all, oldest first.
 
     Raises:
-        UsageError: `since` is not a time.
         RefusedError: there is no such mirror, and never was.
         UnreachableError: the destination does not answer.
     """
-    return _first_page(destination, mirror, _since_ms(since)).events
+    return _first_page(destination, mirror, since_ms).events
 
 
 def follow_events(
-    destination: Destination, mirror: str | None, since: str | None, warn: Callable[[str], None]
+    destination: Destination, mirror: str | None, since_ms: int | None, warn: Callable[[str], None]
 ) -> Iterator[tuple[Event, ...]]:
     """Yield the existing events, then new ones, forever.
 
     If the destination stops answering, it is retried; `warn` gets a sentence when that begins and when it ends.
 
     Raises:
-        UsageError, RefusedError, UnreachableError: as `events`, at the start.
+        RefusedError, UnreachableError: as `events`, at the start.
         KmirrorError: the destination refuses us later.
     """
-    since_ms = _since_ms(since)
     page = _first_page(destination, mirror, since_ms)
     is_silent = False
     while True:
@@ -90,10 +87,6 @@ def follow_events(
             if is_silent:
                 warn("the destination answers again")
             is_silent = False
-
-
-def _since_ms(since: str | None) -> int | None:
-    return None if since is None else parse_timestamp(since, now_ms(), "--since")
 
 
 def _first_page(destination: Destination, mirror: str | None, since_ms: int | None) -> EventPage:

@@ -109,7 +109,10 @@ class StopFacts:
     ) -> dict[TopicPartition, AtStop]:
         """Return what is known, updated with the source's answer where it has arrived."""
         answer = self.request.answer()
-        found = {partition: with_source_answer(partition, one, answer) for partition, one in known.items()}
+        found = {
+            partition: with_source_answer(partition, one, answer, last_mirrored_offsets[partition])
+            for partition, one in known.items()
+        }
         until = time.monotonic() + _READING_S
         for partition, one in found.items():
             end = last_mirrored_offsets[partition]

@@ -146,7 +146,9 @@ def at_stop_from_reports(
     )
 
 
-def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceEnds) -> AtStop:
+def with_source_answer(
+    partition: TopicPartition, known: AtStop, answer: SourceEnds, last_mirrored_offset: int
+) -> AtStop:
     """Return what is known of a partition, updated with the source's answer if it has one on the partition."""
     if partition.topic in answer.notes:
         return replace(known, source_note=answer.notes[partition.topic])
@@ -157,16 +159,22 @@ def with_source_answer(partition: TopicPartition, known: AtStop, answer: SourceE
     if end is None:
         return known
     # newer than any report, whatever their times: the reports were read before the source was asked, by other clocks
-    return replace(
+    known = replace(
         known,
         source_offset=end.offset,
         source_high_watermark=end.high_watermark,
-        source_max_timestamp_ms=end.max_timestamp_ms,
         source_as_of_ms=answer.time_ms,
         source_lost_ms=None,
         source_answered=True,
         source_went_back=end.went_back or None,
     )
+    return replace(known, source_max_timestamp_ms=_newest_lost_ms(end, known_lost(last_mirrored_offset, known) or 0))
+
+
+def _newest_lost_ms(end: SourceEnd, lost: int) -> int | None:
+    """Return the latest timestamp of a source partition; None if it is not of one of the last `lost` records."""
+    newest = end.newest
+    return newest.timestamp if newest is not None and (newest.offset or 0) >= end.offset - lost else None
 
 
 def stopped_row(

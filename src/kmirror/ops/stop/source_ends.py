@@ -29,7 +29,7 @@ _LOOKUPS = (Lookup(LATEST), Lookup(LATEST, read_committed=True), Lookup(EARLIEST
 
 @dataclass(frozen=True, slots=True)
 class SourceEnd:
-    """Where a source partition ends: its last stable offset, and if asked the timestamp of its newest record.
+    """Where a source partition ends: its last stable offset, and if asked the record with the latest timestamp.
 
     A `high_watermark` above it is that of an open transaction. `log_start` is known of partitions that only the source
     has. A source that `went_back` ends before a copy of it that was made earlier.
@@ -37,7 +37,7 @@ class SourceEnd:
 
     offset: int
     high_watermark: int | None = None
-    max_timestamp_ms: int | None = None
+    newest: OffsetAnswer | None = None
     log_start: int | None = None
     went_back: bool = False
 
@@ -154,7 +154,7 @@ def _ask(
     except (KmirrorError, OutcomeUnknown):
         newest = {}
     for partition, answer in newest.items():
-        ends[there[partition]] = replace(ends[there[partition]], max_timestamp_ms=answer.timestamp)
+        ends[there[partition]] = replace(ends[there[partition]], newest=answer)
     return SourceEnds(at, ends, notes, unmirrored, frozenset(absent))
 
 
