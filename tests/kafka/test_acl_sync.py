@@ -461,6 +461,32 @@ def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
     assert (again.exit_code, {row.result for row in again.results}) == (0, {Outcome.NOOP})
 
 
+def test_a_stop_grants_nothing_of_the_source_once_its_acls_are_not_synced_any_more(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Once, it granted what was deferred by the last sync, although it may have been revoked long ago."""
+    destination, name, _ = mirror
+    topic = unique_topic("orders")
+    create_topic(pair.at_source, topic, 1, 1, {})
+    writes = [*acls("topic", topic, "app", "WRITE"), *acls("topic", topic[:-1], "app", "ALL", prefixed=True)]
+    local = acls("topic", topic, "other", "WRITE")
+    give(pair.at_source, writes, acls("topic", topic, "*", "WRITE", deny=True))
+    give(pair.at_destination, local)
+    assert add(destination, name, selector(topic)).exit_code == 0
+    sync(mirror)
+    before = here(pair)
+    delete_acls(pair.at_source, [denial(topic, "*")])
+    await_acls(pair.at_source, (), [denial(topic, "*")])
+    change_config(destination, name, {"sync.topic.acls.enabled": "false"})
+    for dry_run in (True, False):
+        done = failover(destination, name, dry_run=dry_run).result
+        assert (done.exit_code, done.clients and done.clients.deferred) == (0, ())
+        rights = done.clients and done.clients.rights
+        assert [(str(one.operation), one.names) for one in rights or ()] == [("WRITE", (topic,))]
+    assert before - here(pair) == {denial(topic, "other")}
+    assert here(pair) < before
+
+
 @pytest.mark.slow
 def test_a_switchover_waits_for_the_operator_where_the_source_had_frozen_a_topic(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
