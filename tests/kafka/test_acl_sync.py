@@ -217,6 +217,61 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert not destination.state().rights(name, topic)
 
 
+def test_a_denial_of_the_source_is_kept_apart_from_the_same_one_that_protects_the_topic(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Once, a stop deleted the source's denial, and a denial that the source dropped left the mirror topic open."""
+    destination, name, _ = mirror
+    stays, goes = unique_topic(), unique_topic()
+    create_topic(pair.at_destination, goes, 1, 1, {})
+    users = ("app", "other")
+    allowed = [one for topic in (stays, goes) for who in users for one in acls("topic", topic, who, "WRITE")]
+    protects = {denial(topic, who) for topic in (stays, goes) for who in users}
+    give(pair.at_destination, allowed)
+    claim(destination, name, stays, goes)
+    sync(mirror)
+    assert here(pair) == {*allowed, *protects}
+    dropped = [denial(goes, "app"), *acls("topic", goes, "other", "ALL", deny=True)]
+    give(pair.at_source, [denial(stays, "app")], dropped)
+    sync(mirror)
+    assert sync(mirror) == []
+    assert here(pair) == {*allowed, *protects, *dropped}
+    delete_acls(pair.at_source, dropped)
+    await_acls(pair.at_source, (), dropped)
+    sync(mirror)
+    assert here(pair) == {*allowed, *protects}
+    for user in users:
+        assert written(pair.destination, user, goes) is not None
+    assert sync(mirror) == []
+    claim(destination, name, stays, goes, desired=DesiredState.STOPPED)
+    lifted = lift_rights(destination, name, [stays, goes])
+    assert {one for topic in lifted.values() for one in topic.removed} == protects - {denial(stays, "app")}
+    assert here(pair) == {*allowed, denial(stays, "app")}
+
+
+@pytest.mark.parametrize("operation", ["ALL", "WRITE"])
+def test_a_denial_that_the_sync_has_made_protects_a_topic_only_as_long_as_the_source_has_it(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], operation: str
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    theirs, allowed = acls("topic", topic, "app", operation, deny=True), acls("topic", topic, "app", "WRITE")
+    give(pair.at_source, theirs)
+    claim(destination, name, topic)
+    sync(mirror)
+    give(pair.at_destination, allowed)
+    sync(mirror)
+    delete_acls(pair.at_source, theirs)
+    await_acls(pair.at_source, (), theirs)
+    sync(mirror)
+    assert here(pair) == {*allowed, denial(topic, "app")}
+    delete_acls(pair.at_destination, allowed)
+    await_acls(pair.at_destination, (), allowed)
+    sync(mirror)
+    assert here(pair) == set()
+    assert not destination.state().rights(name, topic)
+
+
 @pytest.mark.slow
 def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
     destination, name, _ = mirror

@@ -119,7 +119,8 @@ class RightsJob(DestinationJob):
         login = login_principal(source.config)
         own = replace(surveyed.own, principals=surveyed.own.principals | ({login} if login else set()))
         wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
-        made = {name: state.rights(self._mirror, name).made for name in wanted}
+        records = [state.rights(self._mirror, name) for name in wanted]
+        made = {one.topic: one.made for one in records}
         if not everything and any(made.values()):
             raise RefusedError(
                 "the source returns no ACLs at all, where it had some: those copied from there are kept",
@@ -137,7 +138,8 @@ class RightsJob(DestinationJob):
         shared = joined(wanted[SHARED], *further)
         deferred = frozenset(one for one in shared.deferred if one in held_back or not locks_out(one, kept))
         wanted[SHARED] = replace(shared, deferred=deferred)
-        return sync_plan(wanted, here, made, kept)
+        # a denial that protects a topic is removed by a stop: one that the source has too becomes the copy of that
+        return sync_plan(wanted, here - {acl for one in records for acl in one.denied}, made, kept)
 
     def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
         """Return the mirrored groups: those that brokers list, and those that have ACLs here already.
@@ -203,8 +205,13 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
         records = []
         for name, one in plan.wanted.items():
             before = state.rights(mirror, name)
-            made = tuple(sorted({*before.made, *plan.made[name]}))
-            after = replace(before, made=made, held_back=tuple(sorted(one.deferred)))
+            made, released = {*before.made, *plan.made[name]}, plan.released[name]
+            after = replace(
+                before,
+                made=tuple(sorted(made - released)),
+                denied=tuple(sorted(released.union(before.denied) - plan.made[name])),
+                held_back=tuple(sorted(one.deferred)),
+            )
             if after != before:
                 records.append(after)
         return Changes(tuple(records))
