@@ -217,6 +217,37 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert not destination.state().rights(name, topic)
 
 
+def test_a_reader_keeps_its_right_until_the_acl_that_replaces_it_is_created(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, the old ACL was deleted first: a consumer that was refused in between ended."""
+    destination, name, _ = mirror
+    topic = unique_topic("orders")
+    old, new = acls("topic", topic, "app", "READ"), acls("topic", topic[:-1], "app", "READ", prefixed=True)
+    revoked = acls("topic", topic, "other", "READ")
+    give(pair.at_source, old, revoked)
+    claim(destination, name, topic)
+    sync(mirror)
+    delete_acls(pair.at_source, [*old, *revoked])
+    give(pair.at_source, new)
+    await_acls(pair.at_source, new, [*old, *revoked])
+    with monkeypatch.context() as broken:
+        broken.setattr(acl_sync, "create_acls", lambda _, some: dict.fromkeys(some, RefusedError("too many ACLs")))
+        with pytest.raises(RefusedError, match="too many ACLs"):
+            sync(mirror)
+    assert here(pair) == set(old)  # what is revoked is deleted all the same
+
+    def created(*arguments: Any) -> Any:
+        outcomes = create_acls(*arguments)
+        assert await_acls(pair.at_destination, [*old, *new])
+        return outcomes
+
+    monkeypatch.setattr(acl_sync, "create_acls", created)
+    (reported,) = sync(mirror)
+    assert reported.note == "1 ACL created, 1 deleted"
+    assert here(pair) == set(new)
+
+
 def test_a_denial_of_the_source_is_kept_apart_from_the_same_one_that_protects_the_topic(
     pair: Pair, mirror: tuple[Destination, str, RightsJob]
 ) -> None:

@@ -194,6 +194,8 @@ def protect_claimed(destination: Destination, mirror: str, settings: Settings, t
 def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[AclBinding, KmirrorError]:
     """Record, create and delete ACLs; return what was refused. An ACL to delete stays on record until it is deleted.
 
+    One whose replacement is refused is not deleted: a client that has its right by it keeps it.
+
     Raises:
         RefusedError: a topic was stopped meanwhile; nothing was changed.
     """
@@ -217,9 +219,12 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
         return Changes(tuple(records))
 
     change(destination, mirror, decide)
-    outcomes = {**delete_acls(destination.client, plan.delete), **create_acls(destination.client, plan.create)}
-    failed = {binding: error for binding, error in outcomes.items() if error is not None}
-    if outcomes and not failed:
+    failed = {new: error for new, error in create_acls(destination.client, plan.create).items() if error is not None}
+    refused = {_serves(new): error for new, error in failed.items()}
+    failed |= {old: refused[_serves(old)] for old in plan.delete if _serves(old) in refused}
+    deleted = delete_acls(destination.client, plan.delete - failed.keys())
+    failed |= {old: error for old, error in deleted.items() if error is not None}
+    if not failed:
         await_acls(destination.client, plan.create, plan.delete)
 
     def without_obsolete(one: RightsRecord) -> RightsRecord:
@@ -228,6 +233,11 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
 
     write_rights(destination, mirror, plan.obsolete, without_obsolete)
     return failed
+
+
+def _serves(one: AclBinding) -> tuple[str, ...]:
+    """Return what an ACL has in common with those that may replace it."""
+    return one.resource_type, one.principal, one.permission
 
 
 def events_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:
