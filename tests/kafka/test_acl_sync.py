@@ -217,6 +217,92 @@ def test_only_what_kmirror_made_is_ever_removed(pair: Pair, mirror: tuple[Destin
     assert not destination.state().rights(name, topic)
 
 
+def test_a_reader_keeps_its_right_until_the_acl_that_replaces_it_is_created(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, the old ACL was deleted first: a consumer that was refused in between ended."""
+    destination, name, _ = mirror
+    topic = unique_topic("orders")
+    old, new = acls("topic", topic, "app", "READ"), acls("topic", topic[:-1], "app", "READ", prefixed=True)
+    revoked = acls("topic", topic, "other", "READ")
+    give(pair.at_source, old, revoked)
+    claim(destination, name, topic)
+    sync(mirror)
+    delete_acls(pair.at_source, [*old, *revoked])
+    give(pair.at_source, new)
+    await_acls(pair.at_source, new, [*old, *revoked])
+    with monkeypatch.context() as broken:
+        broken.setattr(acl_sync, "create_acls", lambda _, some: dict.fromkeys(some, RefusedError("too many ACLs")))
+        with pytest.raises(RefusedError, match="too many ACLs"):
+            sync(mirror)
+    assert here(pair) == set(old)  # what is revoked is deleted all the same
+
+    def created(*arguments: Any) -> Any:
+        outcomes = create_acls(*arguments)
+        assert await_acls(pair.at_destination, [*old, *new])
+        return outcomes
+
+    monkeypatch.setattr(acl_sync, "create_acls", created)
+    (reported,) = sync(mirror)
+    assert reported.note == "1 ACL created, 1 deleted"
+    assert here(pair) == set(new)
+
+
+def test_a_denial_of_the_source_is_kept_apart_from_the_same_one_that_protects_the_topic(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Once, a stop deleted the source's denial, and a denial that the source dropped left the mirror topic open."""
+    destination, name, _ = mirror
+    stays, goes = unique_topic(), unique_topic()
+    create_topic(pair.at_destination, goes, 1, 1, {})
+    users = ("app", "other")
+    allowed = [one for topic in (stays, goes) for who in users for one in acls("topic", topic, who, "WRITE")]
+    protects = {denial(topic, who) for topic in (stays, goes) for who in users}
+    give(pair.at_destination, allowed)
+    claim(destination, name, stays, goes)
+    sync(mirror)
+    assert here(pair) == {*allowed, *protects}
+    dropped = [denial(goes, "app"), *acls("topic", goes, "other", "ALL", deny=True)]
+    give(pair.at_source, [denial(stays, "app")], dropped)
+    sync(mirror)
+    assert sync(mirror) == []
+    assert here(pair) == {*allowed, *protects, *dropped}
+    delete_acls(pair.at_source, dropped)
+    await_acls(pair.at_source, (), dropped)
+    sync(mirror)
+    assert here(pair) == {*allowed, *protects}
+    for user in users:
+        assert written(pair.destination, user, goes) is not None
+    assert sync(mirror) == []
+    claim(destination, name, stays, goes, desired=DesiredState.STOPPED)
+    lifted = lift_rights(destination, name, [stays, goes])
+    assert {one for topic in lifted.values() for one in topic.removed} == protects - {denial(stays, "app")}
+    assert here(pair) == {*allowed, denial(stays, "app")}
+
+
+@pytest.mark.parametrize("operation", ["ALL", "WRITE"])
+def test_a_denial_that_the_sync_has_made_protects_a_topic_only_as_long_as_the_source_has_it(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob], operation: str
+) -> None:
+    destination, name, _ = mirror
+    topic = unique_topic()
+    theirs, allowed = acls("topic", topic, "app", operation, deny=True), acls("topic", topic, "app", "WRITE")
+    give(pair.at_source, theirs)
+    claim(destination, name, topic)
+    sync(mirror)
+    give(pair.at_destination, allowed)
+    sync(mirror)
+    delete_acls(pair.at_source, theirs)
+    await_acls(pair.at_source, (), theirs)
+    sync(mirror)
+    assert here(pair) == {*allowed, denial(topic, "app")}
+    delete_acls(pair.at_destination, allowed)
+    await_acls(pair.at_destination, (), allowed)
+    sync(mirror)
+    assert here(pair) == set()
+    assert not destination.state().rights(name, topic)
+
+
 @pytest.mark.slow
 def test_a_group_that_no_broker_lists_keeps_its_rights(pair: Pair, mirror: tuple[Destination, str, RightsJob]) -> None:
     destination, name, _ = mirror
@@ -459,6 +545,32 @@ def test_a_topic_that_the_source_had_frozen_is_stopped_and_stays_denied(
     assert (written(pair.destination, "app", topic) is None) is (denied == "kmirror")
     again = failover(destination, name).result
     assert (again.exit_code, {row.result for row in again.results}) == (0, {Outcome.NOOP})
+
+
+def test_a_stop_grants_nothing_of_the_source_once_its_acls_are_not_synced_any_more(
+    pair: Pair, mirror: tuple[Destination, str, RightsJob]
+) -> None:
+    """Once, it granted what was deferred by the last sync, although it may have been revoked long ago."""
+    destination, name, _ = mirror
+    topic = unique_topic("orders")
+    create_topic(pair.at_source, topic, 1, 1, {})
+    writes = [*acls("topic", topic, "app", "WRITE"), *acls("topic", topic[:-1], "app", "ALL", prefixed=True)]
+    local = acls("topic", topic, "other", "WRITE")
+    give(pair.at_source, writes, acls("topic", topic, "*", "WRITE", deny=True))
+    give(pair.at_destination, local)
+    assert add(destination, name, selector(topic)).exit_code == 0
+    sync(mirror)
+    before = here(pair)
+    delete_acls(pair.at_source, [denial(topic, "*")])
+    await_acls(pair.at_source, (), [denial(topic, "*")])
+    change_config(destination, name, {"sync.topic.acls.enabled": "false"})
+    for dry_run in (True, False):
+        done = failover(destination, name, dry_run=dry_run).result
+        assert (done.exit_code, done.clients and done.clients.deferred) == (0, ())
+        rights = done.clients and done.clients.rights
+        assert [(str(one.operation), one.names) for one in rights or ()] == [("WRITE", (topic,))]
+    assert before - here(pair) == {denial(topic, "other")}
+    assert here(pair) < before
 
 
 @pytest.mark.slow

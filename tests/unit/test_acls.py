@@ -69,6 +69,9 @@ def test_denials_that_kmirror_created_do_not_count_as_those_of_others() -> None:
     present = [ours, *acls("topic", "t", "app", "WRITE")]
     assert enforcement(AclIndex(present), "t", KMIRROR, [ours]).denied == {ours}
     assert enforcement(AclIndex(present), "t", KMIRROR, []).denied == frozenset()
+    copied = acls("topic", "t", "app", "ALL", prefixed=True, deny=True)  # the source may delete it
+    assert enforcement(AclIndex([*present, *copied]), "t", KMIRROR, [ours, *copied]).denied == {ours}
+    assert enforcement(AclIndex(present), "t", KMIRROR, [*present]).denied == {ours}
     assert enforcement(AclIndex([ours]), "t", KMIRROR, [ours]).denied == frozenset()
     assert producers_of([*present, *acls("topic", "t", "*", "WRITE")], ["t"]) - {EVERYONE} == {"User:app"}
 

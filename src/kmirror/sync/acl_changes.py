@@ -57,12 +57,12 @@ class Enforcement:
 def enforcement(acls: AclIndex, topic: str, own: OwnPrincipals, ours: Collection[AclBinding]) -> Enforcement:
     """Return the denials that make every other principal's produce to a topic fail.
 
-    `ours` are denials that kmirror created for it: they do not count as others'.
+    `ours` are denials that kmirror created, copies of the source's too, which may be deleted there: these do not count.
     """
     found = acls.on(Resource(ResourceType.TOPIC, topic), Operation.WRITE)
-    others = [one for one in found if one not in ours]
-    allows = [one for one in others if one.permission is AclPermission.ALLOW]
-    denied = {one.principal for one in others if one.permission is AclPermission.DENY and one.host == ANY_HOST}
+    allows = [one for one in found if one.permission is AclPermission.ALLOW]
+    others = [one for one in found if one.permission is AclPermission.DENY and one not in ours]
+    denied = {one.principal for one in others if one.host == ANY_HOST}
     if EVERYONE in denied:
         return Enforcement(frozenset())
     open_by = tuple(sorted(one for one in allows if one.principal == EVERYONE))
@@ -97,7 +97,8 @@ def joined(*parts: Wanted) -> Wanted:
 class SyncPlan:
     """The wanted ACLs by topic, and under SHARED; what to create and delete for them; and `made`, ours afterwards.
 
-    Record `made` before creating anything, together with `obsolete`, what is ours until `delete` is done.
+    Record `made` before creating anything, together with `obsolete`, what is ours until `delete` is done. `released` is
+    left to the write protection, which deletes what it does not need.
     """
 
     wanted: Mapping[str, Wanted]
@@ -105,6 +106,7 @@ class SyncPlan:
     delete: frozenset[AclBinding]
     made: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
     obsolete: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
+    released: Mapping[str, frozenset[AclBinding]] = field(default_factory=dict)
 
 
 def wanted_acls(
@@ -162,15 +164,18 @@ def sync_plan(
     kept: dict[str, frozenset[AclBinding]] = {}
     create: set[AclBinding] = set()
     obsolete: dict[str, frozenset[AclBinding]] = {}
+    released: dict[str, frozenset[AclBinding]] = {}
     for name, one in wanted.items():
         mine = frozenset(ours.get(name, ()))
-        obsolete[name] = frozenset(binding for binding in mine - one.now if not _is_relied_on(binding, left_alone))
+        gone = frozenset(binding for binding in mine - one.now if not _is_relied_on(binding, left_alone))
+        released[name] = frozenset(binding for binding in gone if binding == denial(name, binding.principal))
+        obsolete[name] = gone - released[name]
         missing = {binding for binding in one.now - present if not locks_out(binding, left_alone)}
         create |= missing
-        kept[name] = (mine - obsolete[name]) | missing
-    gone = {binding for bindings in obsolete.values() for binding in bindings}
-    still = {binding for bindings in kept.values() for binding in bindings}
-    return SyncPlan(wanted, frozenset(create), frozenset(gone - still), kept, obsolete)
+        kept[name] = (mine - gone) | missing
+    delete = {binding for bindings in obsolete.values() for binding in bindings}
+    delete -= {binding for bindings in kept.values() for binding in bindings}
+    return SyncPlan(wanted, frozenset(create), frozenset(delete), kept, obsolete, released)
 
 
 def grantable(

@@ -119,7 +119,8 @@ class RightsJob(DestinationJob):
         login = login_principal(source.config)
         own = replace(surveyed.own, principals=surveyed.own.principals | ({login} if login else set()))
         wanted = wanted_acls(theirs, topics, groups, settings.selects_group, own)
-        made = {name: state.rights(self._mirror, name).made for name in wanted}
+        records = [state.rights(self._mirror, name) for name in wanted]
+        made = {one.topic: one.made for one in records}
         if not everything and any(made.values()):
             raise RefusedError(
                 "the source returns no ACLs at all, where it had some: those copied from there are kept",
@@ -137,7 +138,8 @@ class RightsJob(DestinationJob):
         shared = joined(wanted[SHARED], *further)
         deferred = frozenset(one for one in shared.deferred if one in held_back or not locks_out(one, kept))
         wanted[SHARED] = replace(shared, deferred=deferred)
-        return sync_plan(wanted, here, made, kept)
+        # a denial that protects a topic is removed by a stop: one that the source has too becomes the copy of that
+        return sync_plan(wanted, here - {acl for one in records for acl in one.denied}, made, kept)
 
     def _groups(self, source: ClusterClient, state: State, settings: Settings) -> set[str]:
         """Return the mirrored groups: those that brokers list, and those that have ACLs here already.
@@ -192,6 +194,8 @@ def protect_claimed(destination: Destination, mirror: str, settings: Settings, t
 def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[AclBinding, KmirrorError]:
     """Record, create and delete ACLs; return what was refused. An ACL to delete stays on record until it is deleted.
 
+    One whose replacement is refused is not deleted: a client that has its right by it keeps it.
+
     Raises:
         RefusedError: a topic was stopped meanwhile; nothing was changed.
     """
@@ -203,16 +207,24 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
         records = []
         for name, one in plan.wanted.items():
             before = state.rights(mirror, name)
-            made = tuple(sorted({*before.made, *plan.made[name]}))
-            after = replace(before, made=made, held_back=tuple(sorted(one.deferred)))
+            made, released = {*before.made, *plan.made[name]}, plan.released[name]
+            after = replace(
+                before,
+                made=tuple(sorted(made - released)),
+                denied=tuple(sorted(released.union(before.denied) - plan.made[name])),
+                held_back=tuple(sorted(one.deferred)),
+            )
             if after != before:
                 records.append(after)
         return Changes(tuple(records))
 
     change(destination, mirror, decide)
-    outcomes = {**delete_acls(destination.client, plan.delete), **create_acls(destination.client, plan.create)}
-    failed = {binding: error for binding, error in outcomes.items() if error is not None}
-    if outcomes and not failed:
+    failed = {new: error for new, error in create_acls(destination.client, plan.create).items() if error is not None}
+    refused = {_serves(new): error for new, error in failed.items()}
+    failed |= {old: refused[_serves(old)] for old in plan.delete if _serves(old) in refused}
+    deleted = delete_acls(destination.client, plan.delete - failed.keys())
+    failed |= {old: error for old, error in deleted.items() if error is not None}
+    if not failed:
         await_acls(destination.client, plan.create, plan.delete)
 
     def without_obsolete(one: RightsRecord) -> RightsRecord:
@@ -221,6 +233,11 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
 
     write_rights(destination, mirror, plan.obsolete, without_obsolete)
     return failed
+
+
+def _serves(one: AclBinding) -> tuple[str, ...]:
+    """Return what an ACL has in common with those that may replace it."""
+    return one.resource_type, one.principal, one.permission
 
 
 def events_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:

@@ -23,6 +23,7 @@ from kmirror.errors import KmirrorError, PartlyDoneError, Reason
 from kmirror.ops.base.context import Destination
 from kmirror.ops.rights.protection import is_mirrored, write_rights
 from kmirror.settings.parsing import stored_settings
+from kmirror.settings.table import Settings
 from kmirror.state.rights_records import SHARED, RightsRecord
 from kmirror.state.snapshot import State
 from kmirror.sync.acl_changes import grantable
@@ -60,7 +61,10 @@ class LiftPlan:
 
 
 def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
-    """Return the changes that lift the protection of these topics while all others keep theirs; changes nothing."""
+    """Return the changes that lift the protection of these topics while all others keep theirs; changes nothing.
+
+    What was deferred may have been revoked since: it is created only while ACLs are synced.
+    """
     records = {topic: state.rights(mirror, topic) for topic in topics}
     left = {
         one.topic
@@ -72,18 +76,25 @@ def plan_lift(state: State, mirror: str, topics: Collection[str]) -> LiftPlan:
     shared = (
         grantable(deferred_acls(state, mirror), left, mirror_has_topics=goes_on) if topics else frozenset[AclBinding]()
     )
+    gives = _settings(state, mirror).sync_topic_acls_enabled
     return LiftPlan(
         {topic: frozenset(one.denied) for topic, one in records.items()},
-        {topic: frozenset(one.held_back) for topic, one in records.items()},
+        {topic: frozenset(one.held_back if gives else ()) for topic, one in records.items()},
         shared,
     )
 
 
 def deferred_acls(state: State, mirror: str) -> frozenset[AclBinding]:
-    """Return a mirror's deferred shared ACLs; those on the cluster only if the current settings sync them."""
-    held, record = state.rights(mirror, SHARED).held_back, state.mirror(mirror)
-    takes_cluster = record is not None and stored_settings(record.settings).sync_cluster_acls_enabled
+    """Return a mirror's deferred shared ACLs, as far as the current settings sync them."""
+    settings = _settings(state, mirror)
+    held = state.rights(mirror, SHARED).held_back if settings.sync_topic_acls_enabled else ()
+    takes_cluster = settings.sync_cluster_acls_enabled
     return frozenset(one for one in held if takes_cluster or one.resource_type is not ResourceType.CLUSTER)
+
+
+def _settings(state: State, mirror: str) -> Settings:
+    record = state.mirror(mirror)
+    return stored_settings(record.settings if record is not None else {})
 
 
 def lift_rights(destination: Destination, mirror: str, topics: Collection[str]) -> dict[str, LiftedRights]:

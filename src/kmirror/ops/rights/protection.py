@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.producers import describe_producers
-from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding
+from kmirror.cluster.protocol.acl_binding import EVERYONE, AclBinding, AclPermission
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.produce import ProducerState
 from kmirror.cluster.rights.acl_commands import admin_options, grant_line, login_principal
@@ -130,7 +130,7 @@ def decide_protection(
     ours: Collection[AclBinding],
     cluster: Arguments = ("--bootstrap-server", "DESTINATION"),
 ) -> Protection:
-    """Return how to protect a topic; `ours` are the denials made for it before. Changes nothing."""
+    """Return how to protect a topic; `ours` are the ACLs that kmirror made for it before. Changes nothing."""
     if surveyed.detected_only is not None:
         return Protection(topic, (), surveyed.detected_only, surveyed.hint)
     found = enforcement(surveyed.writing, topic, surveyed.own, ours)
@@ -160,12 +160,12 @@ def protect(
         KmirrorError: a denial could not be made; what was made stays recorded.
     """
     surveyed = survey(destination.client, topics, known)
-    state = destination.state()
-    found = {
-        topic: decide_protection(surveyed, topic, state.rights(mirror, topic).denied, admin_options(destination.config))
-        for topic in topics
-        if is_mirrored(state.topic(mirror, topic))
-    }
+    state, found = destination.state(), dict[str, Protection]()
+    copied = {one for one in state.rights(mirror, SHARED).made if one.permission is AclPermission.DENY}
+    for topic in topics:
+        if is_mirrored(state.topic(mirror, topic)):
+            ours = copied.union(state.rights(mirror, topic).denied, state.rights(mirror, topic).made)
+            found[topic] = decide_protection(surveyed, topic, ours, admin_options(destination.config))
     if surveyed.detected_only is None:
         found = _carry_out(destination, mirror, surveyed, state, found)
     is_stored = _store(destination, mirror, state, surveyed.detected_only, found)
