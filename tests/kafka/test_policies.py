@@ -176,6 +176,35 @@ def test_old_records_that_the_destination_deletes_are_neither_loss_nor_equal_and
     assert "offsets 0 to 5 exist only here" in back.warnings[0]
 
 
+def test_a_stop_takes_what_is_accepted_and_its_dry_run_says_so(trip: Trip) -> None:
+    """Once, such a timestamp held up every failover, and a retention that was too short became the longest."""
+    topic = unique_topic()
+    make_topic(trip.a, topic, message_timestamp_type="LogAppendTime", retention_bytes="1000")
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    refused = f"{topic}: the destination refuses "
+    told = {
+        f"{refused}message.timestamp.type=LogAppendTime, as its source has it: its present value stays",
+        f"{refused}retention.bytes=1000, as its source has it: it is 1073741824",
+    }
+    for dry_run in (True, False):
+        done = failover(trip.at_b, trip.mirror, dry_run=dry_run).result
+        assert done.exit_code == 0
+        assert {warning for warning in done.warnings if warning.startswith(refused)} == told
+    found = settings_of(trip.b, topic)
+    assert (found["retention.bytes"], found["message.timestamp.type"]) == ("1073741824", "CreateTime")
+
+
+def test_a_value_that_is_refused_does_not_take_away_the_one_before_it(trip: Trip) -> None:
+    topic, lag, hour_ms = unique_topic(), "min.compaction.lag.ms", 3_600_000
+    make_topic(trip.a, topic, cleanup_policy="compact", min_compaction_lag_ms=str(24 * hour_ms))
+    assert add(trip.at_b, trip.mirror, selector(topic)).exit_code == 0
+    for hours, here in ((48, 24), (24, 24), (72, 24), (12, 12)):
+        alter_topic(trip.a, topic, min_compaction_lag_ms=str(hours * hour_ms))
+        synced(trip)
+        assert settings_of(trip.b, topic)[lag] == str(here * hour_ms)
+        assert synced(trip) == []
+
+
 def test_a_topic_that_was_created_under_the_policy_is_adopted(trip: Trip) -> None:
     topic = unique_topic()
     make_old_topic(trip.a, topic)

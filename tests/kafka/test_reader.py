@@ -260,7 +260,7 @@ def test_an_answer_that_does_not_say_where_the_log_ends_is_not_its_end(
 def test_a_leader_that_ends_before_the_newest_one_does_not_keep_a_comparison_for_ever(
     three_batches: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is cut off from the others: it goes on answering, and shows less than they do."""
+    """As one that is cut off from the others: it still answers, and its log ends earlier."""
     with ThreadPoolExecutor(1) as executor:
         log = VisibleLog(three_batches.client, three_batches.partition, 0, 7, executor)
         monkeypatch.setattr(log._reader, "read_on", lambda offset, **_: AtEnd(offset, offset))

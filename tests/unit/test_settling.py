@@ -59,7 +59,31 @@ def test_a_setting_that_may_not_be_set_at_all_is_omitted() -> None:
 def test_what_a_copy_needs_and_what_was_asked_for_by_name_is_never_changed() -> None:
     assert settled_for(WANTED, lambda settings: "message.timestamp.type" not in settings) is None
     assert settled_for(WANTED, lambda settings: settings.get(TIME) != "-1", kept=[TIME]) is None
+    without: Settings = {"message.timestamp.type": "LogAppendTime"}
+    assert settled_for(without, lambda settings: not settings, kept=[]) == {"message.timestamp.type": None}
     assert settled_for({"cleanup.policy": "compact"}, lambda settings: True) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least", "most", "settled"),
+    [
+        (3_600_000, DAY_MS, 30 * DAY_MS, DAY_MS),
+        (3_600_000, 5 * DAY_MS, 30 * DAY_MS, 7 * DAY_MS),
+        (40 * DAY_MS, 1, 30 * DAY_MS, 30 * DAY_MS),
+        (40 * DAY_MS, 1, 50 * DAY_MS, 40 * DAY_MS),
+        (5000, 1, 1000, None),
+        (20 * 365 * DAY_MS, 1, 30 * DAY_MS, 30 * DAY_MS),
+    ],
+)
+def test_a_value_may_be_too_small_as_well_as_too_large(wanted: int, least: int, most: int, settled: int | None) -> None:
+    def accepts(settings: Settings) -> bool:
+        value = settings.get(TIME)
+        return value is None or least <= int(value) <= most
+
+    changes: Settings = {TIME: str(wanted)}
+    found = {} if accepts(changes) else settled_for(changes, accepts)
+    assert found is not None
+    assert with_settled(changes, found) == ({} if settled is None else {TIME: str(settled)})
 
 
 def test_a_removal_is_kept_or_omitted_as_a_value_is() -> None:

@@ -227,14 +227,15 @@ def sync_settings(
     topic: TopicRecord, source: TopicSettings, present: TopicSettings, exclude: ExcludedNames | TopicSelector = _NOTHING
 ) -> SettingsSync:
     """Return the changes that make a mirror topic follow its source's settings; `present` are its own settings."""
-    plan = settings_for(source, present, exclude).settling(topic.settled or {})
+    asked = settings_for(source, present, exclude)
+    plan = asked.settling(topic.settled or {})
     ours = dict(topic.settings or {})
     to_set = _to_set(plan, present, ours)
     to_remove: dict[str, None] = {}
     for key, value in sorted(ours.items()):
         found = present.get(key)
         is_unchanged = found is not None and found.is_override and found.value == value
-        if key in plan.now:
+        if key in asked.now:  # what the destination refuses does not take away what it accepted before
             if key not in to_set and not is_unchanged:
                 # someone set it here, perhaps to the source's value: it is no longer ours
                 del ours[key]
@@ -445,6 +446,8 @@ def _state_of(
         if there is not None and there.value != here.value:
             return SettingState.SYNCED, f"brokers and kmirror's own batches need at least {_SMALLEST_SEGMENT}"
         return SettingState.SYNCED, "is the source's"
+    if plan.settled.get(key, "") is None:
+        return SettingState.LOCAL, "the destination refuses the source's value: its own is kept"
     if here.is_override:
         return SettingState.LOCAL, "it was set here by another client and is kept"
     return SettingState.BROKER_DEFAULT, "no topic sets it, and the brokers' defaults differ"

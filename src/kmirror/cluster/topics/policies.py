@@ -10,7 +10,7 @@ from functools import partial
 
 from kmirror.cluster.client import ClusterClient, require
 from kmirror.cluster.protocol.codes import Code
-from kmirror.cluster.topics.settling import Settings, set_to, settled_for, with_settled
+from kmirror.cluster.topics.settling import NEEDED, Settings, set_to, settled_for, with_settled
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.topics.topic_settings import alteration
 from kmirror.errors import BrokerError
@@ -34,7 +34,7 @@ def settled_to_create(
 ) -> dict[str, str | None]:
     """Return what to set otherwise, so that the cluster would create this topic; empty if it would as it is.
 
-    The settings `kept` stay as they are.
+    The settings `kept` stay as they are, and what a copy needs.
 
     Raises:
         BrokerError: it is refused, whatever its settings.
@@ -45,18 +45,22 @@ def settled_to_create(
         create_topic(client, topic, count, replication_factor, set_to(tried), validate_only=True)
 
     # of one partition, because quotas count partitions even if a request is only validated
-    return _settled(settings, partial(create, partitions), partial(create, 1), kept)
+    return _settled(settings, partial(create, partitions), partial(create, 1), {*NEEDED, *kept})
 
 
-def settled_to_change(client: ClusterClient, topic: str, settings: Settings) -> dict[str, str | None]:
+def settled_to_change(
+    client: ClusterClient, topic: str, settings: Settings, kept: Collection[str] = NEEDED
+) -> dict[str, str | None]:
     """Return what to set otherwise, so that the cluster would change a topic's settings; empty if it would as it is.
+
+    The settings `kept` stay as they are.
 
     Raises:
         BrokerError: it is refused, whatever the settings.
         UnreachableError: no answer.
     """
     change = partial(_validate_change, client, topic)
-    return _settled(settings, change, change)
+    return _settled(settings, change, change, kept)
 
 
 def create_settled(
@@ -83,7 +87,7 @@ def _settled(
     settings: Settings,
     attempt: Callable[[Settings], None],
     cheaply: Callable[[Settings], None],
-    kept: Collection[str] = (),
+    kept: Collection[str],
 ) -> dict[str, str | None]:
     def accepts(tried: Settings) -> bool:
         try:

@@ -29,7 +29,7 @@ _USUAL: Mapping[str, Sequence[int]] = {
     "retention.bytes": [_MIB << power for power in range(24, 9, -1)],
 }
 #: Without these a topic is no copy: a cluster that refuses them is no destination.
-_NEEDED = frozenset({"cleanup.policy", "message.timestamp.type"})
+NEEDED = frozenset({"cleanup.policy", "message.timestamp.type"})
 
 #: Settings of which any value keeps the copy right, as long as its batches fit.
 ADJUSTABLE = frozenset(_ALTERNATIVES)
@@ -40,14 +40,14 @@ Settings = Mapping[str, str | None]
 
 
 def settled_for(
-    settings: Settings, accepts: Callable[[Settings], bool], kept: Collection[str] = ()
+    settings: Settings, accepts: Callable[[Settings], bool], kept: Collection[str] = NEEDED
 ) -> dict[str, str | None] | None:
     """Return what to set otherwise, or leave out, so that refused settings are accepted; None: it would not help.
 
-    The settings `kept` stay as they are. A larger value of a setting in bytes or time must not be accepted where a
-    smaller one is refused.
+    The settings `kept` stay as they are. Of a setting in bytes or time, a cluster may refuse values that are too large
+    or too small: the next usual value above the wanted one is asked for first, then those below it, then those above.
     """
-    changeable = [key for key in settings if key not in {*_NEEDED, *kept}]
+    changeable = [key for key in settings if key not in kept]
     # limits are the usual reason: with those left out, most often all else is accepted at once
     for keys in ([key for key in changeable if key in ADJUSTABLE], changeable):
         settled: dict[str, str | None] = dict.fromkeys(keys)
@@ -61,7 +61,7 @@ def settled_for(
             settled = others
         elif key in ADJUSTABLE:
             asked = partial(_accepts_value, settings, accepts, others, key)
-            settled[key] = _closest(_ALTERNATIVES[key], _USUAL[key], asked)
+            settled[key] = _closest(key, settings[key], asked)
     return settled
 
 
@@ -71,7 +71,21 @@ def _accepts_value(
     return accepts(with_settled(settings, {**others, key: str(value)}))
 
 
-def _closest(values: Sequence[int], usual: Sequence[int], accepts: Callable[[int], bool]) -> str | None:
+def _closest(key: str, wanted: str | None, accepts: Callable[[int], bool]) -> str | None:
+    """Return the accepted value that is closest to the wanted one; None if none is."""
+    values, usual = _ALTERNATIVES[key], _USUAL[key]
+    number = int(wanted or -1)
+    if number < 0 or number >= values[0]:
+        return _largest(values, usual, accepts)
+    above = [value for value in reversed(usual) if value > number]
+    if above and accepts(above[0]):
+        return str(above[0])
+    below = values[_first(0, len(values), lambda at: values[at] < number) :]
+    found = _largest(below, [value for value in usual if value in below], accepts)
+    return found or next((str(value) for value in above[1:] if accepts(value)), None)
+
+
+def _largest(values: Sequence[int], usual: Sequence[int], accepts: Callable[[int], bool]) -> str | None:
     """Return the first of the values, which fall, that is accepted; None if none is."""
     low, high = 0, len(values)
     place = _first(0, len(usual), lambda at: accepts(usual[at]))

@@ -107,11 +107,15 @@ def alteration(changes: Mapping[str, Mapping[str, str | None]], *, validate_only
 
 
 def set_topic_settings(
-    cluster: ClusterClient, changes: Mapping[str, Mapping[str, str | None]], timeout: float
+    cluster: ClusterClient,
+    changes: Mapping[str, Mapping[str, str | None]],
+    timeout: float,
+    *,
+    validate_only: bool = False,
 ) -> dict[str, tuple[int, str | None]]:
     """Set some settings of topics with one request; return code and message of each topic.
 
-    What may pass is tried again for `timeout` seconds.
+    What may pass is tried again for `timeout` seconds. With `validate_only` the cluster only says whether it would.
 
     Raises:
         UnreachableError: the cluster does not answer.
@@ -120,7 +124,9 @@ def set_topic_settings(
     left = dict(changes)
     found: dict[str, tuple[int, str | None]] = dict.fromkeys(changes, (int(Code.UNKNOWN_SERVER_ERROR), "no answer"))
     while left:
-        answer = cluster.ask_any(alteration(left), timeout=max(deadline - time.monotonic(), _STEP_S))
+        answer = cluster.ask_any(
+            alteration(left, validate_only=validate_only), timeout=max(deadline - time.monotonic(), _STEP_S)
+        )
         found |= {one.resource_name: (one.error_code, one.error_message) for one in answer.responses}
         left = {topic: left[topic] for topic in left if found[topic][0] in _PASSING}
         if time.monotonic() > deadline:

@@ -123,12 +123,18 @@ class TopicAdmin:
                     outcomes[name] = refused(answer.code, answer.name, answer.what, answer.detail, grant)
         return outcomes
 
-    def set_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
-        """Set some settings of topics (IncrementalAlterConfigs); None resets to the brokers' default."""
+    def set_settings(
+        self, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> dict[str, KmirrorError | None]:
+        """Set some settings of topics (IncrementalAlterConfigs), or only ask if the cluster would.
+
+        None resets to the brokers' default.
+        """
         outcomes: dict[str, KmirrorError | None] = {}
         for some in requests_of({topic: len(settings) for topic, settings in changes.items()}):
             try:
-                found = set_topic_settings(self._cluster, {topic: changes[topic] for topic in some}, _TIMEOUT_S)
+                asked = {topic: changes[topic] for topic in some}
+                found = set_topic_settings(self._cluster, asked, _TIMEOUT_S, validate_only=validate_only)
             except UnreachableError as error:
                 outcomes |= {name: unreachable(f"changing topic {name}: {error}", error.reason) for name in some}
                 continue

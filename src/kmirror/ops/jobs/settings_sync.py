@@ -27,7 +27,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC, losing_policy
 from kmirror.state.records import PENDING_PROMOTE, DesiredState, TopicRecord
 from kmirror.state.snapshot import Changes, State
-from kmirror.sync.setting_changes import SettingsSync, as_first_source, settling, sync_settings
+from kmirror.sync.setting_changes import MIRROR_VALUES, SettingsSync, as_first_source, settling, sync_settings
 from kmirror.words import listed
 
 _WHAT = "settings"
@@ -50,6 +50,8 @@ class SettingsSyncJob(DestinationJob):
         super().__init__(mirror, destination_properties, cluster_id)
         #: By topic, the last reported trouble.
         self._reported: dict[str, str] = {}
+        #: By topic and setting, the source's value that the destination refused when it was last asked.
+        self._refused: dict[tuple[str, str], str | None] = {}
 
     def has_work(self, settings: Settings) -> bool:
         """Return whether these settings give it anything to do."""
@@ -113,19 +115,28 @@ class SettingsSyncJob(DestinationJob):
     ) -> SettingsSync | str:
         """Return the changes that the destination takes, or why it takes none.
 
-        Where it refused a batch as too large, it is asked once more for a larger limit than was settled for.
+        Where it refused a batch as too large, it is asked once more for a larger limit than was settled for; where it
+        takes no value in place of the source's, once for each value that the source gets.
         """
         exclude = view.settings.excluded_properties
-        tried = topic
-        if (topic.settled or {}).get(_LIMIT) is not None and _is_rejected(view, topic):
-            settled = {key: value for key, value in (topic.settled or {}).items() if key != _LIMIT}
-            tried = replace(topic, settled=settled)
+        known = topic.settled or {}
+        left_out = {
+            (topic.topic, key): found.value
+            for key, value in known.items()
+            if value is None and key not in MIRROR_VALUES and (found := there.get(key)) is not None
+        }
+        again = {key for (_, key), _ in left_out.items() - self._refused.items()}
+        if known.get(_LIMIT) is not None and _is_rejected(view, topic):
+            again.add(_LIMIT)
+        kept = {key: value for key, value in known.items() if key not in again}
+        tried = replace(topic, settled=kept) if again else topic
         sync = sync_settings(tried, there, present, exclude)
         try:
             settled = settled_to_change(client, topic.topic, sync.changes)
         except KmirrorError as error:
             # any other refusal is shown by the change itself
             return error.message if refuses_settings(error) else sync
+        self._refused |= left_out
         return sync_settings(settling(tried, settled), there, present, exclude) if settled else sync
 
     def _apply(

@@ -226,7 +226,7 @@ def apply_settings(work: StopWork) -> str:
     """Give topics their deferred settings."""
     work.drop_taken()
     for name, error in _set_settings(work, work.settings).items():
-        if error is not None:
+        if error is not None and (work.runner.acts or refuses_settings(error)):  # a dry run looks at rights later
             message = f"{name} did not get its deferred settings: {error.message}"
             hint = RUN_AGAIN if error.hint is None else f"{RUN_AGAIN}; before that: {error.hint}"
             work.fail(name, KmirrorError(message, hint, error.reason))
@@ -235,14 +235,14 @@ def apply_settings(work: StopWork) -> str:
 
 def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]]) -> dict[str, KmirrorError | None]:
     """Set what the destination accepts of each topic's settings; what it refuses by policy must not hold up a stop."""
-    destination = work.destination
+    destination, is_dry_run = work.destination, not work.runner.acts
     admin = TopicAdmin(destination)
-    found = admin.set_settings(changes)
+    found = admin.set_settings(changes, validate_only=is_dry_run)
     accepted: dict[str, Mapping[str, str | None]] = {}
     for name, error in found.items():
         if refuses_settings(error):
             try:
-                settled = settled_to_change(destination.client, name, changes[name])
+                settled = settled_to_change(destination.client, name, changes[name], kept=())
             except BrokerError:
                 continue
             accepted[name] = with_settled(changes[name], settled)
@@ -252,7 +252,7 @@ def _set_settings(work: StopWork, changes: Mapping[str, Mapping[str, str | None]
                 for key, value in settled.items()
             ]
     some = {name: settings for name, settings in accepted.items() if settings}
-    return found | dict.fromkeys(accepted) | (admin.set_settings(some) if some else {})
+    return found | dict.fromkeys(accepted) | (admin.set_settings(some) if some and not is_dry_run else {})
 
 
 @failing_all

@@ -450,6 +450,7 @@ STOP: tuple[Step[StopWork], ...] = (
         "apply the deferred settings",
         make_writable.apply_settings,
         make_writable.find_settings,
+        make_writable.apply_settings,
         needed=lambda work: bool(work.settings),
     ),
     Step(
