@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, cut, dump, parse, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,4 @@ def decode_event(key: bytes, value: bytes, time_ms: int) -> Event:
         return read(Event, parse(value))
     except UNREADABLE as error:
         mirror = key.decode(errors="replace")
-        return Event(time_ms, mirror, "unreadable", "unknown", "UNREADABLE", {"problem": str(error)})
+        return Event(time_ms, mirror, "unreadable", "unknown", "UNREADABLE", {"problem": cut(str(error))})
