@@ -78,6 +78,9 @@ def _refuses_all_but_what_shows(cluster: SandboxCluster, mirror: str, topic: str
     assert f'["partition", "{mirror}", "{topic}", 0] cannot be read: its schema version is 2'.replace('"', "'") in (
         shown.stderr
     )
+    for other in ("--groups", "--settings"):
+        told = typed(cluster, "describe", *of_mirror, other)
+        assert (told.returncode, "cannot be read: its schema version is 2" in told.stderr) == (4, True), other
     (only,) = json.loads(shown.stdout)
     assert only["reason"] == "STATE_UNREADABLE"
     assert only["topicState"] == "LINK_FAILED"

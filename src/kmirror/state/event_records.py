@@ -26,11 +26,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """The events of one read, and where the next read begins: an offset of the topic with this id."""
+    """The events of one read, and where the next read begins: an offset of the topic with this id.
+
+    `hidden_from` is that offset if an open transaction hides what follows.
+    """
 
     events: tuple[Event, ...]
     next_offset: int | None = None
     topic_id: str | None = None
+    hidden_from: int | None = None
 
 
 def encode_event(event: Event) -> tuple[bytes, bytes]:

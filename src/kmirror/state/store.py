@@ -194,8 +194,7 @@ class StateStore:
                 early_ms = max(0, (since_ms or 0) - 3_600_000)
                 start = self._offset(EVENTS_TOPIC, early_ms, deadline)[0].offset if early_ms else 0
                 position = end if start is None else start
-            found: list[Event] = []
-            patience = Deadline(min(BRIEFLY_S, timeout))
+            found, patience = list[Event](), Deadline(min(BRIEFLY_S, timeout))
             try:
                 for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
                     position = next_offset
@@ -205,7 +204,7 @@ class StateStore:
                     if mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
                         found.append(event)
             except _Blocked:
-                _logger.info("%s has an unfinished transaction", EVENTS_TOPIC)
+                return EventPage(tuple(found), position, topic_id, hidden_from=position)
             return EventPage(tuple(found), position, topic_id)
 
     def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:

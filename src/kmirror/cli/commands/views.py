@@ -164,7 +164,7 @@ def check_verb(call: Call, mirror: str | None, mirror_config: str | None, config
     ),
 )
 def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool) -> int:
-    from kmirror.ops.show.events import EVENTS, events, follow_events
+    from kmirror.ops.show.events import EVENTS, events, follow_events, hidden_notes
 
     if follow:
         screen, show = call.output.screen, call.output.following(EVENTS)
@@ -175,9 +175,9 @@ def events_verb(call: Call, mirror: str | None, since: str | None, follow: bool)
                     break
         return 0
     with call.destination() as destination:
-        found = events(destination, mirror, since)
-    call.output.rows(EVENTS, found)
-    return 0
+        page = events(destination, mirror, since)
+    call.output.rows(EVENTS, page.events)
+    return exit_code(call, hidden_notes(page))
 
 
 @verb(
