@@ -63,7 +63,7 @@ from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.charge_keeper import EndInCharge
 from kmirror.ops.show.describe import describe, unreadable_notes
 from kmirror.ops.show.ends_in_charge import in_charge
-from kmirror.ops.show.events import events
+from kmirror.ops.show.events import events, hidden_notes
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.show.wait import Condition, wait
 from kmirror.ops.stop.batches import promote_in_batches
@@ -461,10 +461,14 @@ class Client:
         return self._done(delete, mirror, dry_run=dry_run)
 
     def events(self, mirror: str | None = None, since: str | None = None) -> tuple[Event, ...]:
-        """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`."""
+        """Return what was done and what happened, oldest first; `since` is a time or a duration, as in `--since`.
+
+        Raises PartlyDoneError, with the events in `result`, if an open transaction hides the newest ones.
+        """
         since_ms = None if since is None else parse_timestamp(since, now_ms(), "since")
         with self._destination() as destination:
-            return events(destination, mirror, since_ms)
+            page = events(destination, mirror, since_ms)
+            return readable(page.events, hidden_notes(page))
 
     def in_charge(self, mirror: str, topic: str | None = None) -> tuple[EndInCharge, EndInCharge]:
         """Return both ends of a mirror; `in_charge` says which takes the writes, and is None if it is not certain."""

@@ -140,7 +140,7 @@ def test_a_mirror_topic_is_left_alone_until_it_is_paused(
     assert done.exit_code == 0, done.results
     assert len(done.warnings) == 1
     assert "DESTINATION_WRITTEN" in done.warnings[0]
-    *_, noted = events(destination, mirror)
+    *_, noted = events(destination, mirror).events
     assert (noted.what, noted.result) == ("append", "OK")
     assert noted.details["partitions"] == [f"{topic}-0: 1 record is appended at offset 0"]
     assert resume(destination, mirror, selector(topic)).exit_code == 0

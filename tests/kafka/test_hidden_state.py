@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from kmirror.cluster.writing.transactional_writer import TransactionalWriter
+from kmirror.engine.clock import now_ms
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, require_mirror
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.describe import unreadable_notes
+from kmirror.ops.show.events import follow_events
 from kmirror.ops.show.listing import list_mirrors
 from kmirror.ops.stop.failover import failover
-from kmirror.state.internal_topics import STATE_TOPIC
+from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.snapshot import Changes
 from kmirror.state.waiting import BRIEFLY_S, Deadline
 from kmirror.state.writer import StateWriter
+from kmirror.web.recent import RecentEvents
 from kmirror.web.watch_service import WatchService
 from kmirror.web.watched_cluster import WatchedCluster
 from tests.support.clusters import ClusterPair, unique_topic
@@ -46,7 +49,8 @@ def hiding_commits(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> I
     def late(writer: TransactionalWriter, *given: Any) -> Any:
         if not hidden:
             hidden.append(writer)
-            producer.produce(STATE_TOPIC, key=b'["test"]', value=None, partition=0)
+            for topic in (STATE_TOPIC, EVENTS_TOPIC):
+                producer.produce(topic, key=b'["test"]', value=None, partition=0)
             assert producer.flush(30) == 0
         return commit(writer, *given)
 
@@ -81,9 +85,20 @@ def test_a_mirror_just_created_is_found(
 def test_what_may_be_hidden_is_said(
     cluster_pair: ClusterPair, destination: Destination, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    earlier = new_mirror(destination, cluster_pair.source)
+    recent = RecentEvents(lambda: Destination.open(properties_of(cluster_pair.destination)))
+    assert recent.last().trouble is None
     with hiding_commits(config, monkeypatch) as producer:
         mirror = new_mirror(destination, cluster_pair.source)
     with Destination.open(properties_of(cluster_pair.destination)) as other:
+        shown = typed(cluster_pair.destination, "events", "--mirror", earlier)
+        assert "warning: __kmirror_events has an unfinished transaction at offset " in shown.stderr
+        assert shown.returncode == 4
+        with closing(recent):
+            wait_until(lambda: "__kmirror_events has an unfinished transaction" in str(recent.last().trouble))
+        said: list[str] = []
+        following = follow_events(other, None, now_ms() - 60_000, said.append)
+        assert earlier in {event.mirror for event in next(following)}
         (note,) = unreadable_notes(other)
         assert note.startswith("__kmirror_state has an unfinished transaction at offset ")
         printed = typed(cluster_pair.destination, "list")
@@ -93,6 +108,10 @@ def test_what_may_be_hidden_is_said(
         producer.abort_transaction(30)
         assert unreadable_notes(other) == (note,)  # what was read before lacks it
         assert unreadable_notes(other) == ()
+        assert mirror in {event.mirror for event in next(following)}
+        assert [words.partition(" at offset ")[0] for words in said] == [
+            "__kmirror_events has an unfinished transaction"
+        ]
         assert mirror in [row.mirror for row in list_mirrors(other)]
 
 

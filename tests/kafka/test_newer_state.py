@@ -46,7 +46,7 @@ def store(destination: Destination) -> Iterator[Store]:
 
 def stored(destination: Destination, key: Key) -> bytes | None:
     destination.state()
-    return destination.store._raw.get(encode_key(key))
+    return destination.store._raw.values.get(encode_key(key))
 
 
 def test_an_engine_that_meets_a_newer_record_ends_and_writes_over_nothing(
@@ -78,6 +78,9 @@ def _refuses_all_but_what_shows(cluster: SandboxCluster, mirror: str, topic: str
     assert f'["partition", "{mirror}", "{topic}", 0] cannot be read: its schema version is 2'.replace('"', "'") in (
         shown.stderr
     )
+    for other in ("--groups", "--settings"):
+        told = typed(cluster, "describe", *of_mirror, other)
+        assert (told.returncode, "cannot be read: its schema version is 2" in told.stderr) == (4, True), other
     (only,) = json.loads(shown.stdout)
     assert only["reason"] == "STATE_UNREADABLE"
     assert only["topicState"] == "LINK_FAILED"
@@ -149,6 +152,7 @@ SPOILED = {
     "another tool's": b'{"schema":{"type":"struct"},"payload":{"state":"RUNNING"}}',
     "half of it": b'{"v":1,"state":"MIRR',
     "a huge one": b'{"v":1,"state":"' + b"x" * 900_000 + b'"}',
+    "a huge number": b'{"v":1,"state_time_ms":1' + b"0" * 900_000 + b".0}",
     "another type": b'{"v":1,"state":["MIRRORING"],"state_time_ms":1e400}',
     "half a character": b'{"v":1,"zoo":"\\ud800"}',
     "nested too deep": b"[" * 100_000,

@@ -317,7 +317,9 @@ def test_records_older_than_any_retention_stay_in_their_archive(trip: Trip) -> N
     archive = record_of(trip, topic).archive
     assert archive is not None
     assert_kept(trip.b, archive, held, rebuilt_ms)
-    (archived,) = [one for one in events(trip.at_b, trip.mirror) if (one.what, one.result) == ("rebuild", "ARCHIVED")]
+    (archived,) = [
+        one for one in events(trip.at_b, trip.mirror).events if (one.what, one.result) == ("rebuild", "ARCHIVED")
+    ]
     assert archived.details["retentionMs"] == LONGEST_RETENTION_MS
     assert sentence(archived).endswith("which keeps them for 30d; the rebuild continues")
 

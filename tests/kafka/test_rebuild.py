@@ -736,7 +736,7 @@ def test_an_empty_topic_has_no_archive_that_could_be_named(
         cut_off(patched, topic_admin, "delete_topics", after=False)
         with pytest.raises(CutOffError):
             rebuilder.carry_out(topic)
-    (archived,) = [one for one in events(destination, mirror) if one.result == "ARCHIVED"]
+    (archived,) = [one for one in events(destination, mirror).events if one.result == "ARCHIVED"]
     assert (archived.details["archive"], archived.details["records"]) == (None, 0)
     (row,) = describe(destination, mirror)
     assert "it had no records to archive, and it is being recreated" in str(row.error_message)

@@ -194,6 +194,6 @@ def reported(destination: Destination, mirror: str, topic: str) -> list[str]:
     """Return what events say of a topic's partitions."""
     return [
         f"{event.result} {event.details['reason']}"
-        for event in events(destination, mirror)
+        for event in events(destination, mirror).events
         if event.what == "partition" and event.details["topic"] == topic and "reason" in event.details
     ]

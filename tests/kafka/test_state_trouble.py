@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,16 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.follower import PartitionFollower
 from kmirror.cluster.producers import describe_producers, transactions_of
-from kmirror.cluster.protocol.batch_records import Record
+from kmirror.cluster.protocol.batch_records import Record, make_batch
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.security.client_config import ClientConfig, client_config
 from kmirror.cluster.writing.transactional_writer import FencedError, TransactionalWriter, _PassingError
 from kmirror.engine.clock import now_ms
+from kmirror.engine.lane.reports.state_log import STATE_PARTITION, append_to
 from kmirror.errors import Reason, RefusedError, TimedOutError, UnreachableError
+from kmirror.state import internal_topics
 from kmirror.state.engine_identity import EngineIdentity
 from kmirror.state.internal_topics import EVENTS_TOPIC, STATE_TOPIC
 from kmirror.state.lease import Lease
@@ -83,6 +86,39 @@ def write_mirror(store: StateStore, name: str, timeout: float = 60) -> None:
 def test_a_cluster_without_the_topics_has_an_empty_state(admin: Any, store: StateStore) -> None:
     assert store.read() == State()
     assert store.read_events("m") == ()
+
+
+def test_small_batches_that_expand_without_end_do_not_fill_the_memory(
+    admin: Any, cluster: SandboxCluster, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write a few kilobytes to a source's topic once ended the engines of all mirrors."""
+
+    def expanding(key: bytes, megabytes: int) -> None:
+        record = Record(0, -1, key, bytes(megabytes << 20))
+        append_to(client, STATE_PARTITION, memoryview(make_batch([record], compression_type="zstd")))
+
+    write_mirror(store, "before")
+    with ClusterClient(config_of(cluster)) as client, closing(PartitionFollower(client, STATE_PARTITION)) as follower:
+        for n in range(3):
+            expanding(b'["mirror","%d"]' % n, 20)
+        for n in range(3, 12):
+            expanding(b'["mirror","%d"]' % n, 15)
+        write_mirror(store, "after")
+
+        state, sizes, keys = state_store(config_of(cluster)).read(), list[int](), list[bytes | None]()
+        while not (answer := follower.poll(500)).reached_end:
+            sizes.append(sum(len(record.value or b"") for record in answer.records))
+            keys += [record.key for record in answer.records]
+    assert [one.name for one in state.mirrors] == ["after", "before"]
+    assert sorted(one.key for one in state.unknown) == [(), (), (), *sorted(("mirror", str(n)) for n in range(3, 12))]
+    assert max(sizes) < 50 << 20
+    assert sum(b"its records take more than 16 MB" in (key or b"") for key in keys) == 3
+
+    monkeypatch.setattr(internal_topics, "_MOST_BYTES", 100_000_000)
+    bounded = state_store(config_of(cluster))
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="__kmirror_state take more than 100"):
+            bounded.read()
 
 
 def test_the_topics_are_made_once_with_the_shape_they_need(

@@ -75,7 +75,7 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     # it is said before the way back is prepared, also by events
     said_now = rf"^{trip.b.bootstrap_servers} takes writes now, since [0-9TZ:-]+: start clients of 1 topic here"
     assert re.search(said_now, lines[-1])
-    said = [one for one in events(trip.at_b, trip.mirror) if "writableSinceMs" in one.details]
+    said = [one for one in events(trip.at_b, trip.mirror).events if "writableSinceMs" in one.details]
     assert {one.result for one in said} == {"RETURN"}
     assert committed(trip.b, group, topic) == {0: 2}
     # the mirror of that name that copies is on A now: who asks B learns that
@@ -90,7 +90,9 @@ def test_switchover_there_and_back(trip: Trip) -> None:
     left = WorkflowRecord(trip.mirror, VERB, "RETURN", "me", 0, 0, {"topics": [topic], "count": 1})
     change(trip.at_a, trip.mirror, lambda _: Changes((left,)))
     back = switch(trip.at_a, trip.a)
-    assert [one.result for one in events(trip.at_a, trip.mirror) if "writableSinceMs" in one.details] == ["RETURN"]
+    assert [one.result for one in events(trip.at_a, trip.mirror).events if "writableSinceMs" in one.details] == [
+        "RETURN"
+    ]
     assert back.result.exit_code == 0, back.result
     assert committed(trip.a, group, topic) == {0: 4}
     assert [record.value for record in shown(trip.a, topic)] == [b"one", b"two", b"three", b"four"]

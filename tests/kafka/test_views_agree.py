@@ -108,7 +108,7 @@ def test_every_view_shows_the_same_state(
                     failures
                     == {
                         (kinds[event.details["topic"]], event.details["reason"])
-                        for event in events(destination, mirror)
+                        for event in events(destination, mirror).events
                         if (event.what, event.result) == ("partition", "FAILED")
                     }
                 )
@@ -119,7 +119,7 @@ def test_every_view_shows_the_same_state(
         (unseen,) = recover(destination, mirror, *given, shown=()).results
         assert (unseen.result, unseen.hint) == (Outcome.REFUSED, "run it again to see what it accepts now")
         recover(destination, mirror, *given, shown=shown)
-        (asked,) = [event for event in events(destination, mirror) if event.result == "REQUESTED"]
+        (asked,) = [event for event in events(destination, mirror).events if event.result == "REQUESTED"]
         assert (asked.details["accepted"], asked.details["rebuilds"]) == ([], [topics["written"]])
 
 

@@ -615,3 +615,17 @@ def test_workers_import_the_records_without_anything_heavy() -> None:
     code = f"import sys, kmirror.state.records, kmirror.state.event_records; print(sorted({heavy} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b'["' + b"k" * 100_000 + b'","m"]', b"{}"),
+        (b'["mirror","m"]', b'{"v":1,"at":1' + b"0" * 100_000 + b".0}"),
+        (b'["mirror","m"]', b'{"v":1,"settings":"' + b"s" * 100_000 + b'"}'),
+    ],
+)
+def test_why_a_record_is_unreadable_is_kept_in_few_words(key: bytes, value: bytes) -> None:
+    read = decode(key, value)
+    assert isinstance(read, Unknown)
+    assert len(read.problem) < 1000

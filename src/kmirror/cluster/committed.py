@@ -13,7 +13,7 @@ from kmirror.cluster.client import LATEST, ClusterClient
 from kmirror.cluster.connection import UnsupportedVersionError
 from kmirror.cluster.protocol import list_offsets
 from kmirror.cluster.protocol import metadata as metadata_codec
-from kmirror.cluster.protocol.batch import batch_headers
+from kmirror.cluster.protocol.batch import OversizedBatchError, batch_headers
 from kmirror.cluster.protocol.batch_records import Record, read_records
 from kmirror.cluster.protocol.codes import LEADER_MOVED, Code
 from kmirror.cluster.protocol.fetch import FetchedAlone, FetchedPartition, FetchTarget
@@ -25,6 +25,11 @@ from kmirror.errors import OutcomeUnknown, UnreachableError
 
 #: All that one answer may have: one answer brings the whole of a usual topic.
 _ANSWER_BYTES = 32 << 20
+#: The most bytes that a batch may expand to, as a small one can expand to gigabytes. kmirror's have half a megabyte, or
+#: one record: the largest are of groups, with 5 MB for 100,000 partitions.
+_SECTION_BYTES = 16 << 20
+#: What a record takes in memory besides its key and its value, about.
+_RECORD_BYTES = 256
 #: Another leader, or another topic of the same name.
 _LOOK_AGAIN = LEADER_MOVED | {Code.UNKNOWN_TOPIC_ID, Code.INCONSISTENT_TOPIC_ID}
 
@@ -153,8 +158,15 @@ class CommittedReader:
         return answer.part
 
 
+def memory_of(key: bytes | None, value: bytes | None) -> int:
+    """Return about how many bytes a record takes in memory."""
+    return _RECORD_BYTES + len(key or b"") + len(value or b"")
+
+
 def committed_records(part: FetchedPartition, offset: int) -> Iterator[tuple[int, Record | None]]:
     """Yield (next offset, record) of an answer from `offset` on; the record is None after each batch, shown or not.
+
+    In place of the records of a batch that is larger than any of kmirror's comes one whose key says so.
 
     Raises:
         CorruptBatchError: a batch cannot be read.
@@ -165,7 +177,10 @@ def committed_records(part: FetchedPartition, offset: int) -> Iterator[tuple[int
         is_shown = isolation.kind(batch) is BatchKind.DATA
         if header.next_offset <= offset:
             continue
-        for record in read_records(part.records, header) if is_shown else ():
-            if record.offset >= offset:
-                yield record.offset + 1, record
+        try:
+            for record in read_records(part.records, header, _SECTION_BYTES) if is_shown else ():
+                if record.offset >= offset:
+                    yield record.offset + 1, record
+        except OversizedBatchError as error:
+            yield header.next_offset, Record(header.next_offset - 1, header.max_timestamp, error.message.encode(), b"")
         yield header.next_offset, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient
-from kmirror.cluster.committed import committed_records
+from kmirror.cluster.committed import committed_records, memory_of
 from kmirror.cluster.connection import Connection
 from kmirror.cluster.protocol.batch_records import Record
 from kmirror.cluster.protocol.codes import Code, code_name
@@ -16,6 +16,8 @@ from kmirror.cluster.topics.leaders import newer_leader
 from kmirror.errors import BrokerError, OutcomeUnknown, TimedOutError
 
 _FETCH_BYTES = 4 << 20
+#: What the records of one poll take in memory; the next poll returns the rest.
+_POLL_BYTES = 32 << 20
 _GRACE_SECONDS = 5.0
 
 
@@ -105,9 +107,14 @@ class PartitionFollower:
             if not answer.throttle_time_ms:
                 raise FrameError(f"{connection.address} responded for different partitions")
             return PollResult([], reached_end=False)
-        found = list(committed_records(part, offset))
-        records = [record for _, record in found if record is not None]
-        self._offset = found[-1][0] if found else offset
+        records, next_offset, room = list[Record](), offset, _POLL_BYTES
+        for next_offset, record in committed_records(part, offset):  # noqa: B007 - the last one is used
+            if record is not None:
+                records.append(record)
+                room -= memory_of(record.key, record.value)
+            if room < 0:
+                break
+        self._offset = next_offset
         end = part.last_stable_offset if self._read_committed else part.high_watermark
         is_silent = answer.throttle_time_ms > 0 and not part.records
         return PollResult(records, reached_end=not is_silent and end is not None and self._offset >= end)

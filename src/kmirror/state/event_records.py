@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, dump, parse, read
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, cut, dump, parse, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,15 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """The events of one read, and where the next read begins: an offset of the topic with this id."""
+    """The events of one read, and where the next read begins: an offset of the topic with this id.
+
+    `hidden_from` is that offset if an open transaction hides what follows.
+    """
 
     events: tuple[Event, ...]
     next_offset: int | None = None
     topic_id: str | None = None
+    hidden_from: int | None = None
 
 
 def encode_event(event: Event) -> tuple[bytes, bytes]:
@@ -45,4 +49,4 @@ def decode_event(key: bytes, value: bytes, time_ms: int) -> Event:
         return read(Event, parse(value))
     except UNREADABLE as error:
         mirror = key.decode(errors="replace")
-        return Event(time_ms, mirror, "unreadable", "unknown", "UNREADABLE", {"problem": str(error)})
+        return Event(time_ms, mirror, "unreadable", "unknown", "UNREADABLE", {"problem": cut(str(error))})

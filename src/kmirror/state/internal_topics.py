@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kmirror.cluster.committed import memory_of
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.topic_configs import TopicSettings
 from kmirror.cluster.rights.acl_commands import Grant, alter_topic
@@ -14,6 +15,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.commands import option
 from kmirror.errors import RefusedError, TimedOutError
 from kmirror.state.rights_records import OWN_TRANSACTIONAL_IDS
+from kmirror.words import byte_count
 
 #: LogAppendTime, because brokers refuse a client's timestamp that is far ahead of theirs (by an hour since 4.0).
 _RECORDS: Mapping[str, str] = {
@@ -89,15 +91,42 @@ def all_lost(*, is_missing: bool) -> StateLostError:
     )
 
 
+#: The most memory that stored records may take: five kilobytes for each of 100,000 partitions. They need one or two.
+_MOST_BYTES = 500_000_000
+
+
+class StoredValues:
+    """The stored values of a state topic by key, the last written last, in limited memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self._size = 0
+
+    def take(self, key: bytes, value: bytes | None) -> None:
+        """Store a record or, with None, remove it. Raises RefusedError if that is too much."""
+        before = self.values.pop(key, None)
+        if before is not None:
+            self._size -= memory_of(key, before)
+        if value is not None:
+            self.values[key] = value
+            self._size += memory_of(key, value)
+        if self._size > _MOST_BYTES:
+            raise RefusedError(
+                f"the records of topic {STATE_TOPIC} take more than {byte_count(_MOST_BYTES)} of memory, far more than "
+                "kmirror's own",
+                "find out which client writes to it, and remove its records with tombstones",
+            )
+
+
 _UNFINISHED_HINT = (
     "try again: brokers abort a killed process's transaction after some seconds; for one that stays open for minutes "
     "use kafka-transactions.sh (find-hanging, abort)"
 )
 
 
-def hidden_note(offset: int) -> str:
+def hidden_note(offset: int, topic: str = STATE_TOPIC) -> str:
     """Return the sentence for readers of what was stored before this offset only."""
-    what = f"__kmirror_state has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
+    what = f"{topic} has an unfinished transaction at offset {offset}: what was stored since is not shown yet"
     return f"{what}; {_UNFINISHED_HINT}"
 
 

@@ -31,7 +31,7 @@ from kmirror.state.records import (
     TopicRecord,
 )
 from kmirror.state.rights_records import RightsRecord
-from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Rows, dump, load, parse, read
+from kmirror.state.stored import SCHEMA_VERSION, UNREADABLE, Rows, cut, dump, load, parse, read
 from kmirror.state.workflow_records import WorkflowRecord
 
 Record = (
@@ -65,6 +65,9 @@ class Unknown:
 
     key: Key
     problem: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "problem", cut(self.problem))
 
 
 def encode(record: Record) -> tuple[bytes, bytes]:

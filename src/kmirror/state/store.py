@@ -36,6 +36,7 @@ from kmirror.state.internal_topics import (
     EVENTS_TOPIC_SETTINGS,
     STATE_TOPIC,
     STATE_TOPIC_SETTINGS,
+    StoredValues,
     all_lost,
     beginning_lost,
     hidden_note,
@@ -88,7 +89,7 @@ class StateStore:
         self.kept: dict[str, Any] = {}
         #: What came with the end of a topic, until it is used.
         self._looks: dict[str, Look] = {}
-        self._raw: dict[bytes, bytes] = {}
+        self._raw = StoredValues()
         self._decoded: dict[bytes, Any] = {}
         #: False to leave reports of lanes as they were decoded last, and the keys of what was read of them since.
         self.wants_reports, self._not_decoded = True, set[bytes]()
@@ -193,8 +194,7 @@ class StateStore:
                 early_ms = max(0, (since_ms or 0) - 3_600_000)
                 start = self._offset(EVENTS_TOPIC, early_ms, deadline)[0].offset if early_ms else 0
                 position = end if start is None else start
-            found: list[Event] = []
-            patience = Deadline(min(BRIEFLY_S, timeout))
+            found, patience = list[Event](), Deadline(min(BRIEFLY_S, timeout))
             try:
                 for next_offset, message in self._messages(EVENTS_TOPIC, position, end, patience, deadline):
                     position = next_offset
@@ -204,7 +204,7 @@ class StateStore:
                     if mirror in (None, event.mirror) and event.time_ms >= (since_ms or 0):
                         found.append(event)
             except _Blocked:
-                _logger.info("%s has an unfinished transaction", EVENTS_TOPIC)
+                return EventPage(tuple(found), position, topic_id, hidden_from=position)
             return EventPage(tuple(found), position, topic_id)
 
     def holds(self, topic: str, offset: int, deadline: Deadline) -> bool:
@@ -273,9 +273,10 @@ class StateStore:
                     self._position = position
                     if message is not None and (key := message.key) is not None:
                         changed.add(key)
-                        self._raw.pop(key, None)
-                        if message.value is not None:
-                            self._raw[key] = message.value
+                        self._raw.take(key, message.value)
+        except RefusedError:
+            self._start_over()
+            raise
         finally:
             self._decode(changed)
             self._read_at = boottime()
@@ -315,7 +316,7 @@ class StateStore:
             return
         reports: list[Report] = []
         for key in changed:
-            value, before = self._raw.get(key), self._decoded.get(key)
+            value, before = self._raw.values.get(key), self._decoded.get(key)
             record = None if value is None else decode(key, value)
             if record is None or isinstance(record, Removed):
                 self._decoded.pop(key, None)
@@ -327,7 +328,7 @@ class StateStore:
         self._state = self._state.with_reports(reports) if only_reports else State.of(self._decoded.values())
 
     def _start_over(self) -> None:
-        self._raw, self._decoded, self._position, self._state = {}, {}, 0, State()
+        self._raw, self._decoded, self._position, self._state = StoredValues(), {}, 0, State()
         self._not_decoded, self._topic_id = set(), None
 
     def _messages(

@@ -143,8 +143,12 @@ def _integers(value: Any) -> tuple[int, ...]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return cut(repr(value), _SHOWN)
+
+
+def cut(text: str, most: int = 500) -> str:
+    """Return at most so many characters of what another program may have written."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _array(arguments: tuple[Any, ...]) -> Reader:

@@ -14,6 +14,7 @@ from kmirror.columns import COUNT, DURATION, TIME, Column, Type
 from kmirror.engine.clock import now, now_ms
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
+from kmirror.ops.show.events import hidden_notes
 from kmirror.state.event_records import Event, EventPage
 from kmirror.state.history_records import HOUR_MS, KEPT_HOURS, TimedPoint
 from kmirror.words import at_time, one_line
@@ -123,16 +124,21 @@ class RecentEvents:
             self._page = self._destination.store.read_event_page(before, None, at_ms - KEPT_MS, _TIMEOUT_SECONDS)
             # another topic of that name is read from its beginning
             kept = self._last.found or () if self._page.topic_id == before.topic_id else ()
-            self._last, self._known_until_ms = Events((*kept, *self._page.events)[-_MOST_EVENTS:]), at_ms
+            trouble = next((self._unknown(note) for note in hidden_notes(self._page)), None)
+            self._last = Events((*kept, *self._page.events)[-_MOST_EVENTS:], trouble)
+            self._known_until_ms = at_ms if trouble is None else self._known_until_ms
         except (KmirrorError, OutcomeUnknown) as error:
-            which = "the events" if self._known_until_ms is None else f"events after {at_time(self._known_until_ms)}"
-            self._last = Events(self._last.found, f"{which} are not known: {one_line(str(error))}")
+            self._last = Events(self._last.found, self._unknown(one_line(str(error))))
             self._disconnect()
         finally:
             with self._lock:
                 self._reading, self._read_at = None, now()
                 if self._closed:
                     self._disconnect()
+
+    def _unknown(self, why: str) -> str:
+        which = "the events" if self._known_until_ms is None else f"events after {at_time(self._known_until_ms)}"
+        return f"{which} are not known: {why}"
 
     def _disconnect(self) -> None:
         if self._destination is not None:

@@ -85,10 +85,11 @@ def describe_verb(
     def read(destination: Destination, prober: Prober) -> tuple[Sequence[Any], Sequence[str]]:
         """Return the rows, and a sentence for each stored record that could not be read."""
         if groups:
-            return describe_groups(destination, mirror, topics), ()
-        if settings:
-            return describe_settings(destination, mirror, topics), ()
-        rows: Sequence[Any] = describe(destination, mirror, topics, prober=prober)
+            rows: Sequence[Any] = describe_groups(destination, mirror, topics)
+        elif settings:
+            rows = describe_settings(destination, mirror, topics)
+        else:
+            rows = describe(destination, mirror, topics, prober=prober)
         if failed:
             notes.extend(retried_notes(rows))
             rows = [row for row in rows if row.failed]

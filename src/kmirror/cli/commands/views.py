@@ -175,7 +175,7 @@ def _time_ms(_: click.Context, __: click.Parameter, value: str | None) -> int | 
     ),
 )
 def events_verb(call: Call, mirror: str | None, since_ms: int | None, follow: bool) -> int:
-    from kmirror.ops.show.events import EVENTS, events, follow_events
+    from kmirror.ops.show.events import EVENTS, events, follow_events, hidden_notes
 
     if follow:
         screen, show = call.output.screen, call.output.following(EVENTS)
@@ -186,9 +186,9 @@ def events_verb(call: Call, mirror: str | None, since_ms: int | None, follow: bo
                     break
         return 0
     with call.destination() as destination:
-        found = events(destination, mirror, since_ms)
-    call.output.rows(EVENTS, found)
-    return 0
+        page = events(destination, mirror, since_ms)
+    call.output.rows(EVENTS, page.events)
+    return exit_code(call, hidden_notes(page))
 
 
 @verb(

@@ -190,17 +190,17 @@ def _bytes(data: memoryview, position: int) -> tuple[bytes | None, int]:
     return bytes(data[position:end]), end
 
 
-def read_records(data: memoryview, header: BatchHeader) -> Iterator[Record]:
+def read_records(data: memoryview, header: BatchHeader, limit: int = MAX_SECTION_BYTES) -> Iterator[Record]:
     """Read the records of the batch at `header.position`; offsets and visible timestamps are absolute.
 
     Raises:
-        OversizedBatchError: they take more than `MAX_SECTION_BYTES`.
+        OversizedBatchError: they take more than `limit` bytes.
         CorruptBatchError: the records cannot be read.
     """
     start = header.position
     section = data[start + BATCH_OVERHEAD : start + header.size_in_bytes]
     try:
-        body = decompress(section, header.compression_type)
+        body = decompress(section, header.compression_type, limit)
         position = 0
         for _ in range(header.record_count):
             length, position = read_varint(body, position)

@@ -19,6 +19,7 @@ from kmirror.cluster.security.client_config import ClientConfig
 from kmirror.engine.lane.reports.state_log import STATE_PARTITION
 from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.state.internal_topics import StoredValues
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, mirror_of
 
 _POLL_MS = 500
@@ -58,8 +59,9 @@ class StateTail:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followers: tuple[_Follower, ...] = ()
-        #: By mirror and key, what is stored; what was written last comes last.
-        self._stored: defaultdict[str, dict[bytes, bytes]] = defaultdict(dict)
+        self._stored = StoredValues()
+        #: By mirror, the keys of what is stored; what was written last comes last.
+        self._keys: defaultdict[str, dict[bytes, None]] = defaultdict(dict)
         self._stop = threading.Event()
         self._is_running = False
 
@@ -85,7 +87,7 @@ class StateTail:
         with self._lock:
             self._is_running = False
             followers, self._followers = self._followers, ()
-            self._stored.clear()
+            self._stored, self._keys = StoredValues(), defaultdict(dict)
         for follower in followers:
             follower.reader.broken(error)
 
@@ -115,12 +117,13 @@ class StateTail:
         for record in answer.records:
             if record.key is None or (mirror := mirror_of(record.key)) is None:
                 continue
-            stored = self._stored[mirror]
-            stored.pop(record.key, None)
+            self._stored.take(record.key, record.value)
+            keys = self._keys[mirror]
+            keys.pop(record.key, None)
             if record.value is not None:
-                stored[record.key] = record.value
-            elif not stored:
-                del self._stored[mirror]
+                keys[record.key] = None
+            elif not keys:
+                del self._keys[mirror]
             if mirror in by_mirror:
                 read = decode(record.key, record.value)
                 for follower in by_mirror[mirror]:
@@ -134,8 +137,8 @@ class StateTail:
                 self._pass(follower, self._catch_up)
 
     def _catch_up(self, follower: _Follower) -> None:
-        for key, value in self._stored.get(follower.mirror, {}).items():
-            follower.reader.take_stored(decode(key, value))
+        for key in self._keys.get(follower.mirror, ()):
+            follower.reader.take_stored(decode(key, self._stored.values[key]))
         follower.reader.catch_up()
 
     def _pass(self, follower: _Follower, call: Callable[[_Follower], None]) -> None:

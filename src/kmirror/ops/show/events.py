@@ -12,6 +12,7 @@ from kmirror.ops.base.context import Destination, known_mirror
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.show.event_sentences import sentence
 from kmirror.state.event_records import Event, EventPage
+from kmirror.state.internal_topics import EVENTS_TOPIC, hidden_note
 from kmirror.words import at_time, json_text, one_line
 
 #: The pause between two reads, and the time-out of one.
@@ -48,14 +49,19 @@ EVENTS: Table[Event] = Table(
 )
 
 
-def events(destination: Destination, mirror: str | None = None, since_ms: int | None = None) -> tuple[Event, ...]:
-    """Return the events of one mirror, also of a deleted one, or of all, oldest first.
+def events(destination: Destination, mirror: str | None = None, since_ms: int | None = None) -> EventPage:
+    """Return the events of one mirror, also of a deleted one, or of all, oldest first; `hidden_notes` says what lacks.
 
     Raises:
         RefusedError: there is no such mirror, and never was.
         UnreachableError: the destination does not answer.
     """
-    return _first_page(destination, mirror, since_ms).events
+    return _first_page(destination, mirror, since_ms)
+
+
+def hidden_notes(page: EventPage) -> tuple[str, ...]:
+    """Return a sentence if an open transaction hides what follows these events."""
+    return () if page.hidden_from is None else (hidden_note(page.hidden_from, EVENTS_TOPIC),)
 
 
 def follow_events(
@@ -63,17 +69,22 @@ def follow_events(
 ) -> Iterator[tuple[Event, ...]]:
     """Yield the existing events, then new ones, forever.
 
-    If the destination stops answering, it is retried; `warn` gets a sentence when that begins and when it ends.
+    If the destination stops answering, it is retried; `warn` gets a sentence when that begins and when it ends. It gets
+    one when an open transaction begins to hide events.
 
     Raises:
         RefusedError, UnreachableError: as `events`, at the start.
         KmirrorError: the destination refuses us later.
     """
     page = _first_page(destination, mirror, since_ms)
-    is_silent = False
+    is_silent, hidden_from = False, None
     while True:
         if page.events:
             yield page.events
+        if page.hidden_from != hidden_from:
+            hidden_from = page.hidden_from
+            for note in hidden_notes(page):
+                warn(note)
         time.sleep(_FOLLOW_S)
         try:
             page = destination.store.read_event_page(page, mirror, since_ms, _FOLLOW_TIMEOUT_S)
