@@ -447,6 +447,17 @@ def test_the_source_topic_is_recreated_after_what_differed_was_archived(
     scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
 
 
+def test_a_partition_that_the_source_does_not_have_is_archived_whole(diverged: Scene) -> None:
+    scene, here = diverged, diverged.pair.destination
+    create_partitions(scene.destination.client, {scene.topic: 2})
+    wait_until(lambda: bounds_of(here, scene.topic, 1) == (0, 0))
+    produce(here, scene.topic, ["by another client"], 1)
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    scene.rebuilder.carry_out(scene.topic)
+    assert (scene.record.pending_operation, scene.record.partitions) == (None, 1)
+    assert [len(shown(here, scene.archive, partition)) for partition in (0, 1)] == [5, 1]
+
+
 def test_what_the_source_deletes_meanwhile_is_archived_where_the_mirror_keeps_it(
     diverged: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,7 +249,8 @@ class RebuildAttempt:
     def _differing(self, here: Mapping[int, tuple[int, int]]) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return the offsets that the source does not have: below its log start, and from the fork on."""
         record = self.record
-        there = _bounds(self.source, record.source_topic, len(here), read_committed=True)
+        common = min(len(here), len(self.there.partitions))
+        there = _bounds(self.source, record.source_topic, common, read_committed=True)
         questions = [
             ForkQuestion(
                 TopicPartition(record.source_topic, p),
