@@ -15,6 +15,7 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
+from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
 from kmirror.cluster.topics.log_dirs import DiskUse
@@ -29,17 +30,20 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.check.rights import destination_grants
 from kmirror.ops.jobs import rebuild, rebuild_claim
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
 from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
+from kmirror.settings.parsing import parse_settings
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, RebuildStep, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.work import Add
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed
 from tests.support.local_engine import LocalEngine
@@ -270,15 +274,61 @@ def test_nothing_is_deleted_when_the_comparison_finds_a_difference(
     assert shown(scene.pair.destination, scene.topic) == scene.old
 
 
-def test_a_source_that_is_gone_is_waited_for(scene: Scene) -> None:
+@pytest.mark.parametrize("retry_timeout_ms", ["300000", "0"])
+def test_a_source_that_is_gone_is_waited_for(
+    cluster_pair: ClusterPair, destination: Destination, retry_timeout_ms: str
+) -> None:
+    scene = Scene(cluster_pair, destination, retry_timeout_ms=retry_timeout_ms)
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     delete_topic(scene.pair.source, scene.topic)
     with pytest.raises(KmirrorError, match="the source has no topic"):
         scene.rebuilder.carry_out(scene.topic)
     assert shown(scene.pair.destination, scene.topic) == scene.old
+    failed = [row.error_message or "" for row in describe(destination, scene.mirror, failed=True)]
+    assert ["the source has no topic" in message for message in failed] == ([True] if retry_timeout_ms == "0" else [])
     make_topic(scene.pair.source, scene.topic, partitions=2)
     scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt()
+
+
+def test_with_what_check_prints_groups_are_read_even_if_none_is_synced(
+    source_cluster: SandboxCluster, guarded_cluster: SandboxCluster
+) -> None:
+    topic, group = unique_topic(), unique_topic("group")
+    settings = {"sync.group.offsets.enabled": "false", "retry.timeout.ms": "0", "read.only": "detect"}
+    needed = destination_grants(parse_settings(settings), [topic])
+    on_groups = [one for one in needed if one.resource[0] == "--group"]
+    make_topic(source_cluster, topic)
+    with (
+        ClusterClient(client_config(guarded_cluster.client_properties())) as admin,
+        Destination.open(guarded_cluster.client_properties("kmirror")) as destination,
+    ):
+        grant(admin, *(one for one in needed if one not in on_groups))
+        mirror = new_mirror(destination, source_cluster, **{key.replace(".", "_"): settings[key] for key in settings})
+        assert add(destination, mirror, selector(topic)).exit_code == 0
+        commit(guarded_cluster, group, topic, {0: 0})
+        delete_topic(source_cluster, topic)
+        make_topic(source_cluster, topic)
+        rebuilder = TopicRebuilder(destination.properties, mirror, HereAndNow())
+        rebuilder.begin(topic, RESET, consented=False)
+        with pytest.raises(UnreachableError, match=f"the destination: committed offsets of group {group} are unknown"):
+            rebuilder.carry_out(topic)
+        (row,) = describe(destination, mirror, failed=True)
+        assert f"--operation Read --group {group}" in str(row.error_message)
+        grant(admin, *on_groups)
+        rebuilder.carry_out(topic)
+        assert committed(guarded_cluster, group, topic) == {0: 0}
+
+
+def grant(admin: ClusterClient, *needed: Grant) -> None:
+    """Give the user `kmirror` the rights that `check` prints."""
+    kinds = {"--topic": "topic", "--transactional-id": "transactional_id", "--cluster": "cluster", "--group": "group"}
+    for one in needed:
+        resource, *name = one.resource
+        bindings = acls(
+            kinds[resource], "".join(name) or "kafka-cluster", "kmirror", *one.operations, prefixed=one.prefixed
+        )
+        give(admin, bindings)
 
 
 def test_a_topic_that_another_client_creates_meanwhile_is_left_alone(
