@@ -51,7 +51,7 @@ from kmirror.ops.base.gone import described_topic, is_there
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, restore_offsets
 from kmirror.ops.jobs.rebuild_claim import claim, settings_of, unreadable_settings
-from kmirror.ops.jobs.rebuild_topics import bounds_of, require_id, require_topic
+from kmirror.ops.jobs.rebuild_topics import certain_bounds, require_id, require_topic
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.event_records import Event
@@ -227,7 +227,7 @@ class RebuildAttempt:
         """
         client, record = self.destination.client, self.record
         found = client.metadata([record.topic]).topics[record.topic]
-        here = bounds_of(client, record.topic, len(found.partitions))
+        here = certain_bounds(client, record.topic, len(found.partitions))
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
         is_same = self.there.printed_topic_id in (None, record.source_topic_id)
         # what the source deletes from now on would be lost to a mirror that keeps it
@@ -293,7 +293,7 @@ class RebuildAttempt:
     def _source_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
         """Return log start and last stable offset of the source's first partitions."""
         with self._naming_source():
-            return bounds_of(self.source, self.record.source_topic, partitions, read_committed=True)
+            return certain_bounds(self.source, self.record.source_topic, partitions, read_committed=True)
 
     def _naming_source(self) -> AbstractContextManager[None]:
         return naming_source(self.mirror.source_cluster_id)
@@ -320,7 +320,7 @@ class RebuildAttempt:
                     f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                 )
             saved += outcome.comparison.records + outcome.comparison.only_archived
-        now = bounds_of(client, record.topic, max(ranges) + 1)
+        now = certain_bounds(client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:
                 longer = {**ranges, p: (*mine[:-1], (mine[-1][0], max(mine[-1][1], now[p][1])))}
@@ -378,7 +378,7 @@ class RebuildAttempt:
         made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
         require_id(made, record.destination_topic_id, "destination")
         # created by us before an interruption, or by another client, for instance through auto-creation
-        ends = bounds_of(client, topic, len(made.partitions))
+        ends = certain_bounds(client, topic, len(made.partitions))
         is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
         if len(made.partitions) != partitions and is_empty and settings and has_all_mirror_values(settings):
             # created by us, while the source topic had other partitions

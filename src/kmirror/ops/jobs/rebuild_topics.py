@@ -22,7 +22,7 @@ def require_id(found: TopicMetadata, known: str | None, cluster: str) -> None:
         raise UnreachableError(f"the {cluster} shows topic {found.name} without its topic id", "kmirror retries it")
 
 
-def bounds_of(
+def certain_bounds(
     client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
 ) -> dict[int, tuple[int, int]]:
     """Return log start and end of each partition, as the newest leaders say.
