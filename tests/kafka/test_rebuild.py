@@ -589,8 +589,9 @@ def test_what_an_earlier_attempt_has_created_is_replaced_if_the_source_topic_has
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
-    source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+    source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     own = {"min.insync.replicas": "2", "flush.messages": "1000"}
     with Destination.open(properties_of(three_brokers)) as destination:
@@ -605,6 +606,8 @@ def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
             cut_off(patch, topic_admin, "delete_topics", after=True)
             with pytest.raises(CutOffError):
                 scene.rebuilder.carry_out(scene.topic)
+        # as a consumer creates it that asks for it meanwhile, with the brokers' defaults
+        make_topic(three_brokers, scene.topic, partitions=partitions)
         scene.rebuilder.carry_out(scene.topic)
         scene.assert_rebuilt()
         found = destination.client.metadata([scene.topic, scene.archive]).topics

@@ -33,7 +33,7 @@ from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.archive_admin import create_archive, is_kept
-from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, delete_topic
+from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_deleted, await_topics, begin_deletion
 from kmirror.ops.base.context import (
     Destination,
     actor,
@@ -71,12 +71,13 @@ from kmirror.state.waiting import Deadline
 from kmirror.sync.setting_changes import (
     SettingsPlan,
     as_first_source,
-    has_all_mirror_values,
     own_settings,
     settings_for,
 )
 from kmirror.work import Meter, Watch, unwatched
 
+#: How often to replace an empty topic that another client creates meanwhile, in one attempt.
+_TRIES = 5
 #: An attempt that took so many seconds had got on.
 _LONG_S = 300.0
 
@@ -364,39 +365,47 @@ class RebuildAttempt:
 
     def _replace(self, plan: SettingsPlan) -> tuple[TopicMetadata, SettingsPlan]:
         """Delete the topic and create it again; return the new one, and the settings that the destination takes."""
-        client, record, topic = self.destination.client, self.record, self.record.topic
-        partitions = len(self.there.partitions)
-        # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
-        _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
-        replicas = rebuild.replicas or self._replicas()
-        delete_topic(client, topic, record.destination_topic_id)
-        try:
-            plan = plan.settling(create_settled(client, topic, partitions, replicas, plan.now))
-        except BrokerError as error:
-            if error.code != Code.TOPIC_ALREADY_EXISTS:
-                raise
-        made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
-        require_id(made, record.destination_topic_id, "destination")
-        # created by us before an interruption, or by another client, for instance through auto-creation
-        ends = certain_bounds(client, topic, len(made.partitions))
-        is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
-        if len(made.partitions) != partitions and is_empty and settings and has_all_mirror_values(settings):
-            # created by us, while the source topic had other partitions
-            _claimed(self.destination.state(), self.mirror.name, topic)
-            delete_topic(client, topic, made.printed_topic_id)
-            return self._replace(plan)
-        if len(made.partitions) != partitions or not is_empty:
+        client, topic, partitions = self.destination.client, self.record.topic, len(self.there.partitions)
+        topic_id = self.record.destination_topic_id
+        for _ in range(_TRIES):
+            # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
+            _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
+            replicas = rebuild.replicas or self._replicas()
+            begin_deletion(client, topic, topic_id)
+            # at once: each client that asks for the topic may create it, with the brokers' defaults
+            created = self._create(plan, replicas)
+            await_deleted(client, topic, topic_id)
+            created = created or self._create(plan, replicas)
+            made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
+            require_id(made, self.record.destination_topic_id, "destination")
+            is_empty = not any(end for _, end in certain_bounds(client, topic, len(made.partitions)).values())
+            fits = len(made.partitions) == partitions and (created is not None or made.replication_factor >= replicas)
+            if fits or not is_empty:
+                break
+            topic_id = made.printed_topic_id
+        if not fits or not is_empty:
             kept = f"the old records are in {rebuild.kept_in}" if rebuild.kept_in else "no old records were archived"
             raise RefusedError(
                 f"another client created topic {topic} while it was being rebuilt",
                 f"delete it and kmirror continues; {kept}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
+        plan = created or plan
         plan = plan.settling(settled_to_change(client, topic, plan.now))
         trouble = TopicAdmin(self.destination).set_settings({topic: plan.now})[topic]
         if trouble is not None:
             raise trouble
         return made, plan
+
+    def _create(self, plan: SettingsPlan, replicas: int) -> SettingsPlan | None:
+        """Create the topic, and return the settings that the destination takes; None if there is one of its name."""
+        client, topic = self.destination.client, self.record.topic
+        try:
+            return plan.settling(create_settled(client, topic, len(self.there.partitions), replicas, plan.now))
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+        return None
 
     def _complete(
         self, made: TopicMetadata, plan: SettingsPlan, failed: Mapping[str, str], put: OffsetsByGroup
