@@ -25,14 +25,13 @@ from kmirror.cluster.security.client_config import ClusterAccess
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
-from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import LaneRuntime, Runner, runner_beside_lanes
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.add.archive_admin import create_archive, is_kept
+from kmirror.ops.add.archive_admin import create_archive, is_kept, next_archive
 from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_deleted, await_topics, begin_deletion
 from kmirror.ops.base.context import (
     Destination,
@@ -253,7 +252,7 @@ class RebuildAttempt:
             why = "another client wrote to it, or the source lost records that both had"
         else:
             return
-        archive = archive_name(topic, client.metadata(None).topics)
+        archive = next_archive(client, topic)
         self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
         where = f" in {rebuild.kept_in}" if rebuild.kept_in else ""
         raise KmirrorError(
