@@ -447,6 +447,28 @@ def test_an_empty_range_of_an_older_version_which_does_not_say_where_the_log_end
     scene.assert_rebuilt()
 
 
+def test_what_the_topic_has_lost_since_its_ranges_were_recorded_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an unclean election a part of what was to be archived is gone, and the archive may have a part of that."""
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patch:
+        cut_off(patch, RebuildAttempt, "_archive", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+
+    def longer(_: State) -> Changes:
+        record = scene.record
+        assert record.rebuild is not None
+        return Changes((replace(record, rebuild=replace(record.rebuild, ranges={0: ((0, len(OLD) + 10),)})),))
+
+    change(scene.destination, scene.mirror, longer)
+    with pytest.raises(KmirrorError, match=f"{scene.topic} is not deleted: .* it has lost records"):
+        scene.rebuilder.carry_out(scene.topic)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
 def test_a_partition_that_was_added_after_the_archive_is_not_deleted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,9 +207,7 @@ class RebuildAttempt:
         return rebuild
 
     def _with_ranges(self, rebuild: Rebuild) -> Rebuild:
-        """Decide once what to archive, and record it."""
-        if rebuild.ranges is not None:
-            return rebuild
+        """Decide once what to archive, and record it; raises KmirrorError if the log ends before that now."""
         record = self.record
         if not is_there(self.destination.client, record.topic, record.destination_topic_id):
             raise RefusedError(
@@ -218,7 +216,12 @@ class RebuildAttempt:
                 + on_topics("add", record.mirror, [record.source_topic]),
                 Reason.DESTINATION_TOPIC_DELETED,
             )
-        return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
+        if rebuild.ranges is None:
+            return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
+        now = certain_bounds(self.destination.client, record.topic, max(rebuild.ranges) + 1)
+        if any(mine and now[p][1] < mine[-1][1] for p, mine in rebuild.ranges.items()):
+            raise self._begun_again(rebuild, "it has lost records")
+        return rebuild
 
     def _ranges(self, rebuild: Rebuild) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return what the rebuilt topic may not hold; the last range of each partition ends where its log does.
@@ -241,10 +244,9 @@ class RebuildAttempt:
 
         Raises KmirrorError: it is not; the next attempt archives again.
         """
-        client, topic = self.destination.client, self.record.topic
         now, then = self._ranges(rebuild), rebuild.ranges or {}
         saved = [p for p, mine in then.items() if any(low < high for low, high in mine)]
-        if saved and not is_kept(client, rebuild.archive, saved, rebuild.proved or {}):
+        if saved and not is_kept(self.destination.client, rebuild.archive, saved, rebuild.proved or {}):
             why = "this archive was deleted, has lost or got records, or soon deletes them"
         elif now.keys() != then.keys() or not all(
             mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()
@@ -252,10 +254,15 @@ class RebuildAttempt:
             why = "another client wrote to it, or the source lost records that both had"
         else:
             return
-        archive = next_archive(client, topic)
+        raise self._begun_again(rebuild, why)
+
+    def _begun_again(self, rebuild: Rebuild, why: str) -> KmirrorError:
+        """Record that the topic goes into another archive; return the error that says why."""
+        topic = self.record.topic
+        archive = next_archive(self.destination.client, topic)
         self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
         where = f" in {rebuild.kept_in}" if rebuild.kept_in else ""
-        raise KmirrorError(
+        return KmirrorError(
             f"{topic} is not deleted: since it was archived{where}, {why}",
             f"kmirror archives it again, in {archive}",
         )
