@@ -37,7 +37,7 @@ from kmirror.ops.base.context import Destination
 from kmirror.ops.failback.facts import bounds_of, require_unused
 from kmirror.ops.failback.progress import TopicStep, TopicWork
 from kmirror.ops.failback.recheck import require_untouched
-from kmirror.ops.jobs import rebuild
+from kmirror.ops.jobs.rebuild_topics import certain_bounds
 from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.charge_keeper import ChargeKeeper
 from kmirror.ops.show.ends_in_charge import in_charge
@@ -503,7 +503,7 @@ def test_what_is_deleted_is_not_measured_by_a_leader_that_is_cut_off(split: Sand
             lambda: bounds_of(client, [partition], "here"),
             lambda: require_unused(here, {partition.topic: found}, 0.1),
             lambda: require_untouched(here, work),
-            lambda: rebuild._bounds(client, partition.topic, 1),
+            lambda: certain_bounds(client, partition.topic, 1),
         ]
         for look in looks:
             with pytest.raises(TimedOutError, match=f"who leads {partition}( here)? is not certain: broker"):

@@ -16,6 +16,7 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition as Place
+from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
 from kmirror.cluster.topics.log_dirs import DiskUse
@@ -30,6 +31,7 @@ from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.topic_results import Outcome
+from kmirror.ops.check.rights import destination_grants
 from kmirror.ops.groups import restore
 from kmirror.ops.jobs import rebuild, rebuild_claim
 from kmirror.ops.jobs.rebuild import RebuildAttempt, TopicRebuilder
@@ -38,11 +40,13 @@ from kmirror.ops.mirrors.recover import Consent, recover
 from kmirror.ops.show.describe import describe
 from kmirror.ops.show.events import events
 from kmirror.ops.stop.failover import failover
+from kmirror.settings.parsing import parse_settings
 from kmirror.state.group_records import GroupRecord
 from kmirror.state.records import PENDING_REBUILD, RebuildStep, TopicRecord
 from kmirror.state.snapshot import Changes, State
 from kmirror.work import Add
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, give
 from tests.support.clusters import ClusterPair, MakeCluster, unique_topic
 from tests.support.groups import commit, committed, delete_offsets
 from tests.support.local_engine import LocalEngine
@@ -343,15 +347,61 @@ def test_nothing_is_deleted_when_the_comparison_finds_a_difference(
     assert shown(scene.pair.destination, scene.topic) == scene.old
 
 
-def test_a_source_that_is_gone_is_waited_for(scene: Scene) -> None:
+@pytest.mark.parametrize("retry_timeout_ms", ["300000", "0"])
+def test_a_source_that_is_gone_is_waited_for(
+    cluster_pair: ClusterPair, destination: Destination, retry_timeout_ms: str
+) -> None:
+    scene = Scene(cluster_pair, destination, retry_timeout_ms=retry_timeout_ms)
     scene.rebuilder.begin(scene.topic, RESET, consented=False)
     delete_topic(scene.pair.source, scene.topic)
     with pytest.raises(KmirrorError, match="the source has no topic"):
         scene.rebuilder.carry_out(scene.topic)
     assert shown(scene.pair.destination, scene.topic) == scene.old
+    failed = [row.error_message or "" for row in describe(destination, scene.mirror, failed=True)]
+    assert ["the source has no topic" in message for message in failed] == ([True] if retry_timeout_ms == "0" else [])
     make_topic(scene.pair.source, scene.topic, partitions=2)
     scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt()
+
+
+def test_with_what_check_prints_groups_are_read_even_if_none_is_synced(
+    source_cluster: SandboxCluster, guarded_cluster: SandboxCluster
+) -> None:
+    topic, group = unique_topic(), unique_topic("group")
+    settings = {"sync.group.offsets.enabled": "false", "retry.timeout.ms": "0", "read.only": "detect"}
+    needed = destination_grants(parse_settings(settings), [topic])
+    on_groups = [one for one in needed if one.resource[0] == "--group"]
+    make_topic(source_cluster, topic)
+    with (
+        ClusterClient(client_config(guarded_cluster.client_properties())) as admin,
+        Destination.open(guarded_cluster.client_properties("kmirror")) as destination,
+    ):
+        grant(admin, *(one for one in needed if one not in on_groups))
+        mirror = new_mirror(destination, source_cluster, **{key.replace(".", "_"): settings[key] for key in settings})
+        assert add(destination, mirror, selector(topic)).exit_code == 0
+        commit(guarded_cluster, group, topic, {0: 0})
+        delete_topic(source_cluster, topic)
+        make_topic(source_cluster, topic)
+        rebuilder = TopicRebuilder(destination.properties, mirror, HereAndNow())
+        rebuilder.begin(topic, RESET, consented=False)
+        with pytest.raises(UnreachableError, match=f"the destination: committed offsets of group {group} are unknown"):
+            rebuilder.carry_out(topic)
+        (row,) = describe(destination, mirror, failed=True)
+        assert f"--operation Read --group {group}" in str(row.error_message)
+        grant(admin, *on_groups)
+        rebuilder.carry_out(topic)
+        assert committed(guarded_cluster, group, topic) == {0: 0}
+
+
+def grant(admin: ClusterClient, *needed: Grant) -> None:
+    """Give the user `kmirror` the rights that `check` prints."""
+    kinds = {"--topic": "topic", "--transactional-id": "transactional_id", "--cluster": "cluster", "--group": "group"}
+    for one in needed:
+        resource, *name = one.resource
+        bindings = acls(
+            kinds[resource], "".join(name) or "kafka-cluster", "kmirror", *one.operations, prefixed=one.prefixed
+        )
+        give(admin, bindings)
 
 
 def test_a_topic_that_another_client_creates_meanwhile_is_left_alone(
@@ -470,6 +520,28 @@ def test_an_empty_range_of_an_older_version_which_does_not_say_where_the_log_end
     scene.assert_rebuilt()
 
 
+def test_what_the_topic_has_lost_since_its_ranges_were_recorded_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an unclean election a part of what was to be archived is gone, and the archive may have a part of that."""
+    scene.rebuilder.begin(scene.topic, RESET, consented=False)
+    with monkeypatch.context() as patch:
+        cut_off(patch, RebuildAttempt, "_archive", after=True)
+        with pytest.raises(CutOffError):
+            scene.rebuilder.carry_out(scene.topic)
+
+    def longer(_: State) -> Changes:
+        record = scene.record
+        assert record.rebuild is not None
+        return Changes((replace(record, rebuild=replace(record.rebuild, ranges={0: ((0, len(OLD) + 10),)})),))
+
+    change(scene.destination, scene.mirror, longer)
+    with pytest.raises(KmirrorError, match=f"{scene.topic} is not deleted: .* it has lost records"):
+        scene.rebuilder.carry_out(scene.topic)
+    scene.rebuilder.carry_out(scene.topic)
+    scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
 def test_a_partition_that_was_added_after_the_archive_is_not_deleted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +590,17 @@ def test_the_source_topic_is_recreated_after_what_differed_was_archived(
         with suppress(KmirrorError):
             scene.rebuilder.carry_out(scene.topic)
     scene.assert_rebuilt(f"{scene.topic}.kmirror-archive.2")
+
+
+def test_a_partition_that_the_source_does_not_have_is_archived_whole(diverged: Scene) -> None:
+    scene, here = diverged, diverged.pair.destination
+    create_partitions(scene.destination.client, {scene.topic: 2})
+    wait_until(lambda: bounds_of(here, scene.topic, 1) == (0, 0))
+    produce(here, scene.topic, ["by another client"], 1)
+    scene.rebuilder.begin(scene.topic, Reason.SOURCE_DIVERGED, consented=True)
+    scene.rebuilder.carry_out(scene.topic)
+    assert (scene.record.pending_operation, scene.record.partitions) == (None, 1)
+    assert [len(shown(here, scene.archive, partition)) for partition in (0, 1)] == [5, 1]
 
 
 def test_what_the_source_deletes_meanwhile_is_archived_where_the_mirror_keeps_it(
@@ -601,8 +684,9 @@ def test_what_an_earlier_attempt_has_created_is_replaced_if_the_source_topic_has
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("partitions", [1, 2])
 def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
-    source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+    source_cluster: SandboxCluster, three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     own = {"min.insync.replicas": "2", "flush.messages": "1000"}
     with Destination.open(properties_of(three_brokers)) as destination:
@@ -617,6 +701,8 @@ def test_a_rebuilt_topic_has_the_replicas_and_the_own_settings_of_the_old_one(
             cut_off(patch, topic_admin, "delete_topics", after=True)
             with pytest.raises(CutOffError):
                 scene.rebuilder.carry_out(scene.topic)
+        # as a consumer creates it that asks for it meanwhile, with the brokers' defaults
+        make_topic(three_brokers, scene.topic, partitions=partitions)
         scene.rebuilder.carry_out(scene.topic)
         scene.assert_rebuilt()
         found = destination.client.metadata([scene.topic, scene.archive]).topics

@@ -21,6 +21,7 @@ from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.add.archive_admin import next_archive
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.gone import gone_topics, is_there
 from kmirror.ops.base.topic_results import Outcome, TopicResult
@@ -87,7 +88,8 @@ def record(topic: str, topic_id: bytes | None) -> TopicRecord:
 
 
 def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: SandboxCluster) -> None:
-    topic, other = unique_topic(), unique_topic("old")
+    archived, other = unique_topic(), unique_topic("old")
+    topic = f"{archived}.kmirror-archive.1"
     create(three_brokers.brokers[0], other)
     with client(three_brokers.brokers[0]) as asked:
         wait_until(lambda: asked.metadata([other]).topics[other].error_code == 0)
@@ -105,11 +107,21 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         # nor is one that a failback or a rebuild has archived and may delete
         with pytest.raises(KmirrorError, match=f"the destination does not describe {topic}: BROKER_NOT_AVAILABLE"):
             is_there(asked, topic, "its id")
+        # nor is its name free for the next archive
+        with pytest.raises(KmirrorError, match=f"the destination does not describe {topic}: BROKER_NOT_AVAILABLE"):
+            next_archive(asked, archived)
         three_brokers.signal(knowing.node_id, signal.SIGCONT)
         wait_until(lambda: asked.metadata([topic]).topics[topic].error_code == 0)
         topic_id = asked.metadata([topic]).topics[topic].topic_id
         assert topic_errors(asked, [topic_id]) == {topic_id: 0}
         assert not gone_topics(asked, [record(topic, topic_id)], asked.metadata([topic]).topics)
+
+    def next_name() -> str | None:
+        with client(stale) as asked, suppress(KmirrorError):
+            return next_archive(asked, archived)
+        return None
+
+    wait_until(lambda: next_name() == f"{archived}.kmirror-archive.2")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from kmirror.engine.histories.identity_check import AT_DESTINATION, AT_SOURCE, T
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.base.gone import is_there
 from kmirror.ops.jobs import rebuild_claim
-from kmirror.ops.jobs.rebuild import _require_id
+from kmirror.ops.jobs.rebuild_topics import require_id
 from kmirror.state.records import MirrorRecord
 from tests.support.judging import ANOTHER_ID, ASSIGNMENT, DESTINATION_ID, SOURCE_ID
 
@@ -96,11 +96,11 @@ def test_a_topic_is_not_rebuilt_while_a_broker_may_show_the_mirrored_one(
 
 def test_an_id_is_not_replaced_by_none() -> None:
     for topic_id in (SOURCE_ID, ANOTHER_ID):
-        _require_id(shown("orders", topic_id).topics["orders"], KNOWN, "source")
+        require_id(shown("orders", topic_id).topics["orders"], KNOWN, "source")
     without = shown("orders", NO_TOPIC_ID).topics["orders"]
-    _require_id(without, None, "source")
+    require_id(without, None, "source")
     with pytest.raises(UnreachableError, match="without its topic id"):
-        _require_id(without, KNOWN, "source")
+        require_id(without, KNOWN, "source")
 
 
 def test_a_topic_without_an_id_is_not_gone() -> None:

@@ -17,11 +17,12 @@ from kmirror.cluster.topics.settling import set_to, with_settled
 from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import option
-from kmirror.engine.archive.archive_topic import archive_settings
+from kmirror.engine.archive.archive_topic import archive_name, archive_settings
 from kmirror.engine.archive.archiving import still_valid
 from kmirror.engine.clock import now_ms
 from kmirror.errors import BrokerError, Reason, RefusedError, UnreachableError
 from kmirror.ops.add.topic_admin import CREATION_S, await_topics
+from kmirror.ops.base.gone import not_described
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.waiting import Deadline, refused
 
@@ -30,6 +31,21 @@ _POLICY, _TIME, _BYTES, _CLOCK = "cleanup.policy", "retention.ms", "retention.by
 _SINCE_APPENDED = "LogAppendTime"
 #: An archive that may begin to delete records sooner is of no use.
 _SHORTEST_MS = 3_600_000
+
+
+def next_archive(client: ClusterClient, topic: str) -> str:
+    """Return the name of the next archive of a topic, which no broker knows: a stale one does not know earlier ones.
+
+    Raises KmirrorError: a broker does not answer.
+    """
+    names = set(client.metadata(None).topics)
+    while True:
+        found = client.metadata([name := archive_name(topic, names)]).topics[name]
+        if found.error_code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.TOPIC_AUTHORIZATION_FAILED):
+            return name
+        if found.error_code:
+            raise not_described(found)
+        names.add(name)
 
 
 def create_archive(

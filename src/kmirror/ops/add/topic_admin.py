@@ -61,11 +61,21 @@ def _is_ready(metadata: ClusterMetadata, topic: str) -> bool:
 
 def delete_topic(client: ClusterClient, topic: str, topic_id: str | None) -> None:
     """Delete a topic by its id, and wait until its name is free. Raises BrokerError, UnreachableError."""
+    begin_deletion(client, topic, topic_id)
+    await_deleted(client, topic, topic_id)
+
+
+def begin_deletion(client: ClusterClient, topic: str, topic_id: str | None) -> None:
+    """Delete a topic by its id; brokers may show it for a moment. Raises BrokerError, UnreachableError."""
     if topic_id is not None:
         try:
             delete_topics(client, [parse_topic_id(topic_id)])
         except BrokerError as error:
             raise BrokerError(error.code, error.name, f"deleting topic {topic}", error.detail) from None
+
+
+def await_deleted(client: ClusterClient, topic: str, topic_id: str | None) -> None:
+    """Wait until a topic that is being deleted is no longer shown, and its name is free. Raises UnreachableError."""
     deadline = Deadline(CREATION_S)
     while is_there(client, topic, topic_id):
         if deadline.passed:

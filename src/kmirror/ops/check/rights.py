@@ -53,7 +53,8 @@ def destination_grants(
         cluster += ("ALTER_CONFIGS",)
     elif settings.sync_group_offsets_enabled:
         cluster += ("DESCRIBE_CONFIGS",)
-    groups = [Grant(("--group", "*"), ("READ", "DELETE"))] if settings.sync_group_offsets_enabled else []
+    # a topic that is deleted and created again takes along what any group has committed
+    on_groups = ("READ", "DELETE") if settings.sync_group_offsets_enabled else ("READ",)
     return (
         OWN_TOPICS_GRANT,
         OWN_IDS_GRANT,
@@ -61,7 +62,7 @@ def destination_grants(
         *(Grant(option("--topic", name), _ON_MIRROR_TOPICS) for name in _named(topics)),
         *(Grant(option("--topic", archive_prefix(name)), _ON_ARCHIVES, prefixed=True) for name in _named(topics)),
         Grant(("--cluster",), cluster),
-        *groups,
+        Grant(("--group", "*"), on_groups),
     )
 
 

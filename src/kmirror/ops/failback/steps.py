@@ -13,12 +13,11 @@ from typing import Any
 from kmirror.cluster.protocol.read_up_to import Batches
 from kmirror.cluster.reader import PartitionReader
 from kmirror.cluster.topics.topic_settings import topic_settings
-from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic, bytes_of
 from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError, settled
 from kmirror.offline.survey import PlannedCut
 from kmirror.ops.add.add import add
-from kmirror.ops.add.archive_admin import create_archive, kept_until_ms
+from kmirror.ops.add.archive_admin import create_archive, kept_until_ms, next_archive
 from kmirror.ops.add.topic_admin import delete_topic
 from kmirror.ops.base.bulk import Bulk
 from kmirror.ops.base.context import Destination, NamedClusterError, as_kmirror_error
@@ -144,7 +143,7 @@ def _plan_archive(topic: Topic) -> None:
     if known is not None and _fits(known, found, run.plan.request) and is_usable(run.destination, known):
         return
     ranges, older = _ranges(found, run.plan.request), _older(found, run.plan.request)
-    archive = archive_name(found.topic, run.destination.client.metadata(None).topics) if ranges or older else None
+    archive = next_archive(run.destination.client, found.topic) if ranges or older else None
     differs, groups = (known.differs, known.groups) if known is not None else ({}, {})
     here = settled(found.here, "the topic's id")
     topic.planned = TopicWork(

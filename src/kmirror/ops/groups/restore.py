@@ -14,8 +14,10 @@ from kmirror.cluster.groups.cluster_groups import ClusterGroups
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.group_offsets import Committed, GroupKind
 from kmirror.cluster.protocol.metadata import TopicPartition
-from kmirror.errors import KmirrorError, UnreachableError
-from kmirror.ops.base.context import Destination, now_ms
+from kmirror.cluster.rights.acl_commands import grant_line
+from kmirror.commands import option
+from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.ops.base.context import Destination, naming_cluster, now_ms
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.groups.commit import Refusals, carry_out
 from kmirror.ops.groups.group_facts import reason_of
@@ -39,9 +41,11 @@ def known_committed(groups: ClusterGroups, kinds: Mapping[str, GroupKind]) -> Co
     found: CommittedOffsets = {}
     for group, answer in sorted(groups.committed(kinds).items()):
         if isinstance(answer, int):
+            is_refused = answer == Code.GROUP_AUTHORIZATION_FAILED
             raise UnreachableError(
                 f"committed offsets of group {visible(group)} are unknown: {code_name(answer)} ({answer})",
-                "grant DESCRIBE on the group",
+                grant_line(groups.client.config, ("READ",), *option("--group", group)) if is_refused else None,
+                Reason.NOT_AUTHORIZED if is_refused else None,
             )
         found[group] = answer
     return found
@@ -91,7 +95,8 @@ def restore_offsets(
     here, state = ClusterGroups(destination.client), destination.state()
     kinds = {name: one.kind for name, one in here.listed(whole=False).items()}
     synced = _synced(state, mirror, topic)
-    present = known_committed(ClusterGroups(source), {one.group: GroupKind(one.kind) for one in synced.values()})
+    with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+        present = known_committed(ClusterGroups(source), {one.group: GroupKind(one.kind) for one in synced.values()})
     wanted: dict[str, dict[int, int]] = {}
     failed: dict[str, str] = {}
     late: dict[str, str] = {}

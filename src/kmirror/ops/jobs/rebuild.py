@@ -13,32 +13,33 @@ verified to be complete.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
-from kmirror.cluster.client import EARLIEST, LATEST, ClusterClient, Lookup
+from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import TopicMetadata, TopicPartition
 from kmirror.cluster.security.client_config import ClusterAccess
-from kmirror.cluster.topics.leaders import newest_leaders
 from kmirror.cluster.topics.policies import create_settled, settled_to_change
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_topics
-from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.archive.archiving import ArchiveSpec, PartitionRanges, archive_topic
 from kmirror.engine.bulk.runner import LaneRuntime, Runner, runner_beside_lanes
 from kmirror.engine.histories.fork_search import ForkQuestion, find_forks
 from kmirror.engine.histories.stretches import LogEnds
 from kmirror.engine.spec import own_producer_id
 from kmirror.errors import RESET_REASONS, BrokerError, ExitCode, KmirrorError, Reason, RefusedError, UnreachableError
-from kmirror.ops.add.archive_admin import create_archive, is_kept
-from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_topics, delete_topic
+from kmirror.ops.add.archive_admin import create_archive, is_kept, next_archive
+from kmirror.ops.add.topic_admin import CREATION_S, TopicAdmin, await_deleted, await_topics, begin_deletion
 from kmirror.ops.base.context import (
     Destination,
     actor,
     change,
     cluster_id_of,
+    naming_cluster,
+    naming_source,
     now_ms,
     own_event,
     require_mirror,
@@ -48,7 +49,8 @@ from kmirror.ops.base.context import (
 from kmirror.ops.base.gone import described_topic, is_there
 from kmirror.ops.base.source_settings import source_settings
 from kmirror.ops.groups.restore import OffsetsByGroup, committed_on, former_groups, restore_offsets
-from kmirror.ops.jobs.rebuild_claim import claim, settings_of
+from kmirror.ops.jobs.rebuild_claim import claim, settings_of, unreadable_settings
+from kmirror.ops.jobs.rebuild_topics import certain_bounds, require_id, require_topic
 from kmirror.settings.parsing import stored_settings
 from kmirror.state.archive_proofs import Proof
 from kmirror.state.event_records import Event
@@ -68,11 +70,15 @@ from kmirror.state.waiting import Deadline
 from kmirror.sync.setting_changes import (
     SettingsPlan,
     as_first_source,
-    has_all_mirror_values,
     own_settings,
     settings_for,
 )
 from kmirror.work import Meter, Watch, unwatched
+
+#: How often to replace an empty topic that another client creates meanwhile, in one attempt.
+_TRIES = 5
+#: An attempt that took so many seconds had got on.
+_LONG_S = 300.0
 
 
 class TopicRebuilder:
@@ -85,6 +91,8 @@ class TopicRebuilder:
         self._cluster_id = cluster_id
         self._mirror = mirror
         self._runtime = runtime
+        #: Since when attempts have failed because a cluster does not answer or refuses us, by topic.
+        self._failing: dict[str, float] = {}
 
     def begin(self, topic: str, reason: Reason, *, consented: bool) -> None:
         """Claim a topic. Raises as `claim`."""
@@ -97,23 +105,28 @@ class TopicRebuilder:
         Raises:
             KmirrorError: a step failed; nothing is lost, and it can be called again.
         """
+        began = time.monotonic()
         with Destination.open(self._properties, cluster_id=self._cluster_id) as destination:
             try:
                 self._attempt(destination, topic, watch)
-            except UnreachableError:
-                raise
+                self._failing.pop(topic, None)
             except KmirrorError as error:
+                if time.monotonic() - began > _LONG_S:
+                    self._failing.pop(topic, None)
                 if error.reason is not Reason.FENCED:
                     self._record_trouble(destination, topic, error)
                 raise
 
     def _record_trouble(self, destination: Destination, topic: str, error: KmirrorError) -> None:
-        """Record why the rebuild fails, for those who look at the topic."""
+        """Record why the rebuild fails, for those who look at the topic; what may pass once it lasts."""
         trouble = f"{error}: {error.hint}" if error.hint else str(error)
+        since = self._failing.setdefault(topic, time.monotonic())
 
         def decide(state: State) -> Changes:
             record, rebuild = _claimed(state, self._mirror, topic)
-            if rebuild.trouble == trouble:
+            patience_s = stored_settings(require_mirror(state, self._mirror).settings).retry_timeout_ms / 1000
+            may_pass = isinstance(error, UnreachableError) and time.monotonic() < since + patience_s
+            if may_pass or rebuild.trouble == trouble:
                 return Changes()
             return Changes((replace(record, rebuild=replace(rebuild, trouble=trouble)),))
 
@@ -126,9 +139,10 @@ class TopicRebuilder:
         with source_client(mirror.source, mirror.source_cluster_id) as source:
             require_same_cluster(mirror.source_cluster_id, cluster_id_of(source))
             record, rebuild = _claimed(state, self._mirror, topic)
-            found = _require_topic(source, record.source_topic)
-            _require_id(found, record.source_topic_id, "source")
-            RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
+            found = require_topic(source, record.source_topic)
+            require_id(found, record.source_topic_id, "source")
+            with naming_cluster("the destination", Reason.DESTINATION_UNREACHABLE):
+                RebuildAttempt(destination, source, mirror, record, found, self._tasks, watch).carry_out(rebuild)
 
     def _tasks(self) -> Runner:
         return runner_beside_lanes(self._runtime)
@@ -167,7 +181,7 @@ class RebuildAttempt:
             rebuild = self._record(self._with_what_goes(rebuild))
             self._require_archived(rebuild)
         made, plan = self._replace(self._settings(rebuild.own_settings or {}))
-        bounds = _bounds(source, record.source_topic, len(self.there.partitions), read_committed=True)
+        bounds = self._source_bounds(len(self.there.partitions))
         before, deadline = rebuild.groups or {}, Deadline(CREATION_S)
         put, failed = restore_offsets(self.destination, source, self.mirror, record, before, bounds, deadline)
         self._complete(made, plan, failed, put)
@@ -193,9 +207,7 @@ class RebuildAttempt:
         return rebuild
 
     def _with_ranges(self, rebuild: Rebuild) -> Rebuild:
-        """Decide once what to archive, and record it."""
-        if rebuild.ranges is not None:
-            return rebuild
+        """Decide once what to archive, and record it; raises KmirrorError if the log ends before that now."""
         record = self.record
         if not is_there(self.destination.client, record.topic, record.destination_topic_id):
             raise RefusedError(
@@ -204,7 +216,12 @@ class RebuildAttempt:
                 + on_topics("add", record.mirror, [record.source_topic]),
                 Reason.DESTINATION_TOPIC_DELETED,
             )
-        return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
+        if rebuild.ranges is None:
+            return self._record(replace(rebuild, ranges=self._ranges(rebuild)))
+        now = certain_bounds(self.destination.client, record.topic, max(rebuild.ranges) + 1)
+        if any(mine and now[p][1] < mine[-1][1] for p, mine in rebuild.ranges.items()):
+            raise self._begun_again(rebuild, "it has lost records")
+        return rebuild
 
     def _ranges(self, rebuild: Rebuild) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return what the rebuilt topic may not hold; the last range of each partition ends where its log does.
@@ -213,7 +230,7 @@ class RebuildAttempt:
         """
         client, record = self.destination.client, self.record
         found = client.metadata([record.topic]).topics[record.topic]
-        here = _bounds(client, record.topic, len(found.partitions))
+        here = certain_bounds(client, record.topic, len(found.partitions))
         ranges: dict[int, tuple[tuple[int, int], ...]] = {p: (bounds,) for p, bounds in here.items()}
         is_same = self.there.printed_topic_id in (None, record.source_topic_id)
         # what the source deletes from now on would be lost to a mirror that keeps it
@@ -227,10 +244,9 @@ class RebuildAttempt:
 
         Raises KmirrorError: it is not; the next attempt archives again.
         """
-        client, topic = self.destination.client, self.record.topic
         now, then = self._ranges(rebuild), rebuild.ranges or {}
         saved = [p for p, mine in then.items() if any(low < high for low, high in mine)]
-        if saved and not is_kept(client, rebuild.archive, saved, rebuild.proved or {}):
+        if saved and not is_kept(self.destination.client, rebuild.archive, saved, rebuild.proved or {}):
             why = "this archive was deleted, has lost or got records, or soon deletes them"
         elif now.keys() != then.keys() or not all(
             mine and _is_within(now[p][-1], mine[-1]) for p, mine in then.items()
@@ -238,10 +254,15 @@ class RebuildAttempt:
             why = "another client wrote to it, or the source lost records that both had"
         else:
             return
-        archive = archive_name(topic, client.metadata(None).topics)
+        raise self._begun_again(rebuild, why)
+
+    def _begun_again(self, rebuild: Rebuild, why: str) -> KmirrorError:
+        """Record that the topic goes into another archive; return the error that says why."""
+        topic = self.record.topic
+        archive = next_archive(self.destination.client, topic)
         self._record(replace(rebuild, step=RebuildStep.ARCHIVE, archive=archive, ranges=None, proved=None))
         where = f" in {rebuild.kept_in}" if rebuild.kept_in else ""
-        raise KmirrorError(
+        return KmirrorError(
             f"{topic} is not deleted: since it was archived{where}, {why}",
             f"kmirror archives it again, in {archive}",
         )
@@ -249,7 +270,7 @@ class RebuildAttempt:
     def _differing(self, here: Mapping[int, tuple[int, int]]) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return the offsets that the source does not have: below its log start, and from the fork on."""
         record = self.record
-        there = _bounds(self.source, record.source_topic, len(here), read_committed=True)
+        there = self._source_bounds(min(len(here), len(self.there.partitions)))
         questions = [
             ForkQuestion(
                 TopicPartition(record.source_topic, p),
@@ -265,7 +286,8 @@ class RebuildAttempt:
             source = ClusterAccess(self.mirror.source, self.mirror.source_cluster_id)
             for answer in find_forks(self.tasks(), name, questions, source, self.destination.access, meter):
                 if answer.fork is None:
-                    raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
+                    with self._naming_source() if answer.troubled_side == "source" else nullcontext():
+                        raise answer.trouble or KmirrorError(f"the fork of {answer.question.destination} was not found")
                 # records that could not be compared are archived as well
                 partition = answer.question.destination.partition
                 agreed = answer.fork.agreed_at
@@ -274,6 +296,14 @@ class RebuildAttempt:
             p: ((start, min(max(start, there[p][0] if p in there else end), forks[p])), (forks[p], end))
             for p, (start, end) in here.items()
         }
+
+    def _source_bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
+        """Return log start and last stable offset of the source's first partitions."""
+        with self._naming_source():
+            return certain_bounds(self.source, self.record.source_topic, partitions, read_committed=True)
+
+    def _naming_source(self) -> AbstractContextManager[None]:
+        return naming_source(self.mirror.source_cluster_id)
 
     def _archive(self, rebuild: Rebuild) -> _Saved:
         """Archive and compare."""
@@ -297,7 +327,7 @@ class RebuildAttempt:
                     f"nothing was deleted; delete {rebuild.archive}: kmirror recreates it",
                 )
             saved += outcome.comparison.records + outcome.comparison.only_archived
-        now = _bounds(client, record.topic, max(ranges) + 1)
+        now = certain_bounds(client, record.topic, max(ranges) + 1)
         for p, mine in ranges.items():
             if mine and now[p][1] != mine[-1][1]:
                 longer = {**ranges, p: (*mine[:-1], (mine[-1][0], max(mine[-1][1], now[p][1])))}
@@ -326,10 +356,11 @@ class RebuildAttempt:
         """Return the settings of the new topic: the source's, and those of the old one that kmirror leaves alone."""
         known = topic_settings(self.destination.client, [STATE_TOPIC])[STATE_TOPIC]
         record, name = self.record, self.record.source_topic
-        found = source_settings(self.source, self.mirror.source, [name])
-        settings = found.topics[name]
-        if isinstance(settings, int):
-            raise UnreachableError(f"the source does not return the settings of {name} (error {settings})")
+        with self._naming_source():
+            found = source_settings(self.source, self.mirror.source, [name])
+            settings = found.topics[name]
+            if isinstance(settings, int):
+                raise unreadable_settings(self.source, name, settings)
         seen_ms = found.first_source_seen_ms.get(name)
         if name in found.unreadable:
             settings, seen_ms = as_first_source(settings, record), record.first_source_seen_ms
@@ -340,39 +371,47 @@ class RebuildAttempt:
 
     def _replace(self, plan: SettingsPlan) -> tuple[TopicMetadata, SettingsPlan]:
         """Delete the topic and create it again; return the new one, and the settings that the destination takes."""
-        client, record, topic = self.destination.client, self.record, self.record.topic
-        partitions = len(self.there.partitions)
-        # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
-        _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
-        replicas = rebuild.replicas or self._replicas()
-        delete_topic(client, topic, record.destination_topic_id)
-        try:
-            plan = plan.settling(create_settled(client, topic, partitions, replicas, plan.now))
-        except BrokerError as error:
-            if error.code != Code.TOPIC_ALREADY_EXISTS:
-                raise
-        made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
-        _require_id(made, record.destination_topic_id, "destination")
-        # created by us before an interruption, or by another client, for instance through auto-creation
-        ends = _bounds(client, topic, len(made.partitions))
-        is_empty, settings = not any(end for _, end in ends.values()), settings_of(client, topic)
-        if len(made.partitions) != partitions and is_empty and settings and has_all_mirror_values(settings):
-            # created by us, while the source topic had other partitions
-            _claimed(self.destination.state(), self.mirror.name, topic)
-            delete_topic(client, topic, made.printed_topic_id)
-            return self._replace(plan)
-        if len(made.partitions) != partitions or not is_empty:
+        client, topic, partitions = self.destination.client, self.record.topic, len(self.there.partitions)
+        topic_id = self.record.destination_topic_id
+        for _ in range(_TRIES):
+            # a command that has stopped the topic meanwhile waits a moment for requests sent before this check
+            _, rebuild = _claimed(self.destination.state(), self.mirror.name, topic)
+            replicas = rebuild.replicas or self._replicas()
+            begin_deletion(client, topic, topic_id)
+            # at once: each client that asks for the topic may create it, with the brokers' defaults
+            created = self._create(plan, replicas)
+            await_deleted(client, topic, topic_id)
+            created = created or self._create(plan, replicas)
+            made = await_topics(client, [topic], Deadline(CREATION_S)).topics[topic]
+            require_id(made, self.record.destination_topic_id, "destination")
+            is_empty = not any(end for _, end in certain_bounds(client, topic, len(made.partitions)).values())
+            fits = len(made.partitions) == partitions and (created is not None or made.replication_factor >= replicas)
+            if fits or not is_empty:
+                break
+            topic_id = made.printed_topic_id
+        if not fits or not is_empty:
             kept = f"the old records are in {rebuild.kept_in}" if rebuild.kept_in else "no old records were archived"
             raise RefusedError(
                 f"another client created topic {topic} while it was being rebuilt",
                 f"delete it and kmirror continues; {kept}",
                 Reason.DESTINATION_TOPIC_DELETED,
             )
+        plan = created or plan
         plan = plan.settling(settled_to_change(client, topic, plan.now))
         trouble = TopicAdmin(self.destination).set_settings({topic: plan.now})[topic]
         if trouble is not None:
             raise trouble
         return made, plan
+
+    def _create(self, plan: SettingsPlan, replicas: int) -> SettingsPlan | None:
+        """Create the topic, and return the settings that the destination takes; None if there is one of its name."""
+        client, topic = self.destination.client, self.record.topic
+        try:
+            return plan.settling(create_settled(client, topic, len(self.there.partitions), replicas, plan.now))
+        except BrokerError as error:
+            if error.code != Code.TOPIC_ALREADY_EXISTS:
+                raise
+        return None
 
     def _complete(
         self, made: TopicMetadata, plan: SettingsPlan, failed: Mapping[str, str], put: OffsetsByGroup
@@ -440,39 +479,6 @@ def _claimed(state: State, mirror: str, topic: str) -> tuple[TopicRecord, Rebuil
     return record, record.rebuild
 
 
-def _require_topic(source: ClusterClient, name: str) -> TopicMetadata:
-    found = source.metadata([name]).topics.get(name)
-    if found is None or found.error_code or not found.partitions:
-        raise UnreachableError(f"the source has no topic {name} now", "it is rebuilt once it exists again")
-    return found
-
-
-def _require_id(found: TopicMetadata, known: str | None, cluster: str) -> None:
-    """Raise UnreachableError if the id of a topic that had one is not shown: a later topic would not be noticed."""
-    if known is not None and found.printed_topic_id is None:
-        raise UnreachableError(f"the {cluster} shows topic {found.name} without its topic id", "kmirror retries it")
-
-
 def _is_within(now: tuple[int, int], then: tuple[int, int]) -> bool:
     """Return whether a last range was archived; what the source has deleted since below it is deleted here, too."""
     return now[0] >= then[0] and now[1] == then[1]
-
-
-def _bounds(
-    client: ClusterClient, topic: str, partitions: int, *, read_committed: bool = False
-) -> dict[int, tuple[int, int]]:
-    """Return log start and end of each partition, as the newest leaders say.
-
-    The end is the log end offset, or with `read_committed` the last stable one.
-    """
-    topic_partitions = [TopicPartition(topic, partition) for partition in range(partitions)]
-    end_lookup = Lookup(LATEST, read_committed=read_committed, log_end=not read_committed)
-    leaders = newest_leaders(client, topic_partitions)
-    starts, ends = client.look_up_offsets(topic_partitions, (Lookup(EARLIEST), end_lookup), metadata=leaders)
-    found = {}
-    for topic_partition in topic_partitions:
-        start, end = starts[topic_partition].offset, ends[topic_partition].offset
-        if start is None or end is None:
-            raise UnreachableError(f"the offsets of {topic_partition} are unknown at the moment", "kmirror retries it")
-        found[topic_partition.partition] = (start, end)
-    return found

@@ -18,9 +18,9 @@ from kmirror.cluster.rights.acl_commands import grant_line
 from kmirror.cluster.topics.log_dirs import disk_use
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.commands import on_mirror, on_topics, option
-from kmirror.engine.archive.archive_topic import archive_name
 from kmirror.engine.driver.rebuilds import ConsentNeededError
-from kmirror.errors import RESET_REASONS, Reason, RefusedError, UnreachableError
+from kmirror.errors import RESET_REASONS, KmirrorError, Reason, RefusedError, UnreachableError
+from kmirror.ops.add.archive_admin import next_archive
 from kmirror.ops.base.context import Destination, change, now_ms, own_event, require_mirror, source_client
 from kmirror.ops.groups.group_facts import log_bounds
 from kmirror.settings.parsing import stored_settings
@@ -47,7 +47,7 @@ def claim(destination: Destination, mirror: str, topic: str, reason: Reason, *, 
     record = state.topic(mirror, topic)
     if reason in RESET_REASONS and record is not None and record.source_topic_id is not None:
         _require_gone(require_mirror(state, mirror), record.source_topic, record.source_topic_id, consented=consented)
-    archive = archive_name(topic, destination.client.metadata(None).topics)
+    archive = next_archive(destination.client, topic)
     if not consented:
         _require_space(destination.client, topic, mirror)
 
@@ -71,9 +71,14 @@ def settings_of(client: ClusterClient, topic: str) -> TopicSettings:
     if found == Code.UNKNOWN_TOPIC_OR_PARTITION:
         return {}
     if isinstance(found, int):
-        grant = grant_line(client.config, ("DESCRIBE_CONFIGS",), *option("--topic", topic))
-        raise refused(found, code_name(found), f"reading the settings of {topic}", None, grant)
+        raise unreadable_settings(client, topic, found)
     return found
+
+
+def unreadable_settings(client: ClusterClient, topic: str, code: int) -> KmirrorError:
+    """Return the error for a cluster that answers with a code instead of a topic's settings."""
+    grant = grant_line(client.config, ("DESCRIBE_CONFIGS",), *option("--topic", topic))
+    return refused(code, code_name(code), f"reading the settings of {topic}", None, grant)
 
 
 def _require_gone(mirror: MirrorRecord, topic: str, topic_id: str, *, consented: bool) -> None:
