@@ -24,6 +24,7 @@ from tests.support.trust import TRUST_VARIABLES
 SOURCES = Path(kmirror.__file__).parent
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="{}";'
+OAUTH = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId="c" clientSecret="{}";'
 
 
 @pytest.fixture(autouse=True)
@@ -239,6 +240,57 @@ def test_a_secret_can_be_bound_to_its_sources_in_its_file_or_folder(home: Path) 
                 client_config(login(reference, servers))
             assert "hunter2" not in str(refused.value)
             assert "kmirror.allowed.sources" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("endpoint", ["https://evil.net/", "https://evil.net:9093/t", "https://idp.example.com/t"])
+def test_a_bound_secret_goes_to_no_other_token_endpoint(endpoint: str, home: Path) -> None:
+    """The brokers that the record named were those of the secret, and were never contacted."""
+    (home / "a.properties").write_text(
+        f"secret=hunter2\nline={OAUTH.format('hunter2')}\n"
+        "kmirror.allowed.sources=kafka1.example.com:9093,idp.example.com:9093\n"
+    )
+    file = f"${{file:{home}//a.properties:"
+    for line in (OAUTH.format(f"{file}secret}}"), f"{file}line}}"):
+        stored = StoredProperties(
+            {
+                "bootstrap.servers": "kafka1.example.com:9093",
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.jaas.config": line,
+                "sasl.oauthbearer.token.endpoint.url": endpoint,
+            }
+        )
+        if "example.com" in endpoint:
+            assert client_config(stored).tokens is not None
+            continue
+        with pytest.raises(PolicyError, match=r"not for the token endpoint evil\.net"):
+            client_config(stored)
+
+
+def test_every_file_of_a_bound_folder_is_bound_and_every_way_to_read_a_bound_file(home: Path) -> None:
+    """A folder's binding counted only for ${dir:…}, and that of a file only for ${file:…}."""
+    keys = home / "keys"
+    keys.mkdir()
+    (keys / "kmirror.allowed.sources").write_text("kafka1.example.com\n")
+    for bound in (home / "a.properties", home / "bom.properties"):
+        mark = "\ufeff" if bound.stem == "bom" else ""
+        bound.write_text(f"{mark}kmirror.allowed.sources=kafka1.example.com\npassword=hunter2\n", "utf-8")
+    (keys / "x.properties").write_text("password=hunter2\n")
+    plain = {"sasl.mechanism": "PLAIN"}
+    token = {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f"{OAUTH.partition(' clientId')[0]};"}
+    krb = 'com.sun.security.auth.module.Krb5LoginModule required serviceName=k principal=p keyTab="{}";'
+    for found in (
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{dir:{home}:a.properties}}")},
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{dir:{home}:bom.properties}}")},
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{file:{keys}/x.properties:password}}")},
+        {**token, "sasl.oauthbearer.token.endpoint.url": f"file://{keys}/token"},
+        {"sasl.mechanism": "GSSAPI", "sasl.jaas.config": krb.format(keys / "keytab")},
+    ):
+        stored = {"bootstrap.servers": "kafka1.example.com:9093", "security.protocol": "SASL_SSL", **found}
+        assert client_config(StoredProperties(stored))
+        with pytest.raises(PolicyError, match=r"is for kafka1\.example\.com, not for evil\.net:9093") as refused:
+            client_config(StoredProperties({**stored, "bootstrap.servers": "evil.net:9093"}))
+        assert "hunter2" not in str(refused.value)
 
 
 def test_a_login_with_the_credentials_of_this_host_goes_to_aws_or_to_named_sources(
