@@ -322,6 +322,75 @@ def test_a_login_with_the_credentials_of_this_host_goes_to_aws_or_to_named_sourc
     assert client_config(login("vpce.example.com:14001")).tokens is not None
 
 
+MSK = {
+    "bootstrap.servers": "b-1.x.kafka.eu-west-1.amazonaws.com:9098",
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "AWS_MSK_IAM",
+    "sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
+}
+UNVERIFIED = [
+    {"security.protocol": "SASL_PLAINTEXT"},
+    {"ssl.endpoint.identification.algorithm": ""},
+    {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": (TLS / "root.pem").read_text()},
+]
+
+
+@pytest.mark.parametrize("changes", UNVERIFIED)
+def test_credentials_that_are_sent_as_they_are_go_where_the_policy_wants_to_verified_brokers_only(
+    changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record says whether its brokers are verified: a name of MSK or of `sources` alone proves nothing."""
+    plain = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": PLAIN.format("p")}
+    scram = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM}
+    for sources in ("", "*.amazonaws.com"):
+        monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+        with pytest.raises(PolicyError, match="not sent to b-1.x.kafka.*:9098 without verified TLS"):
+            client_config(StoredProperties({**MSK, **changes}))
+    assert client_config({**MSK, **changes}).tokens
+    assert client_config(StoredProperties({**MSK, **plain, **changes})).password
+    monkeypatch.setenv("KMIRROR_TRUST_UNVERIFIED", "a.example.com")
+    for login in ({}, plain):
+        with pytest.raises(PolicyError, match="without verified TLS") as refused:
+            client_config(StoredProperties({**MSK, **login, **changes}))
+        assert str(refused.value.hint).endswith("set KMIRROR_TRUST_UNVERIFIED=a.example.com,b-1.x.kafka.eu-west-1.amazonaws.com:9098")
+        assert client_config(StoredProperties({**MSK, **login}))
+    assert client_config(StoredProperties({**MSK, **scram, **changes}))
+    monkeypatch.setenv("KMIRROR_TRUST_UNVERIFIED", "*.amazonaws.com")
+    for login in ({}, plain):
+        assert client_config(StoredProperties({**MSK, **login, **changes}))
+
+
+def test_a_token_of_this_hosts_aws_credentials_goes_to_no_other_advertised_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cluster of MSK that someone else owns advertised brokers of theirs, and these got the token."""
+    sent: list[Any] = []
+    monkeypatch.setattr(MskLogin, "fetch", lambda *_: Token("t", time.time() + 60))
+
+    def exchange(request: Any, *_: Any) -> Any:
+        sent.append(request)
+        return SimpleNamespace(error_code=0, auth_bytes=b"", session_lifetime_ms=0)
+
+    def login_at(address: str, properties: dict[str, str]) -> None:
+        authenticate(exchange, client_config(properties), address)
+
+    for sources in ("", "*.kafka.eu-west-1.amazonaws.com"):
+        monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+        for address in ("evil.net:9098", "[fd00::1]:9098"):
+            with pytest.raises(UnreachableError, match="AWS credentials is not sent to ") as refused:
+                login_at(address, StoredProperties(MSK))
+            assert refused.value.reason is Reason.AUTHENTICATION_FAILED
+            assert address in str(refused.value.hint)
+        assert not sent
+        login_at("b-2.x.kafka.eu-west-1.amazonaws.com:9098", StoredProperties(MSK))
+        login_at("evil.net:9098", MSK)
+        assert len(sent) == 4
+        sent.clear()
+    monkeypatch.setenv("KMIRROR_TRUST_SOURCES", "*.amazonaws.com,b*.example.com,[fd00::1]")
+    for address in ("b1.example.com:9001", "[fd00::1]:9098"):
+        login_at(address, StoredProperties(MSK))
+
+
 def test_a_policy_that_cannot_be_read_allows_nothing(home: Path) -> None:
     (home / "kmirror.toml").write_text("[trust\n")
     with pytest.raises(UsageError, match="is not valid TOML"):
