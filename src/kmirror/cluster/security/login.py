@@ -90,9 +90,10 @@ def read_login(reader: PropertyReader, hosts: Iterable[str]) -> Login:
         reader = _judging_endpoint(reader)
     options = _Options(reader, _jaas_entry(reader, mechanism))
     if is_msk:
+        login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
         if reader.judge is not None:
             reader.judge.policy.refuse_aws(reader.judge.servers)
-        login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
+            login = replace(login, policy=reader.judge.policy)
         return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
         return Login(mechanism, tokens=_token_source(options))

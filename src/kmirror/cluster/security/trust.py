@@ -11,6 +11,7 @@ The policy is `[trust]` in `kmirror.toml`, or environment variables, which repla
     env = ["KMIRROR_*"]                           # KMIRROR_TRUST_ENV
     sources = ["*.eu.example.com:9093"]           # KMIRROR_TRUST_SOURCES; default: any
     token_urls = ["https://login.example.com/"]   # KMIRROR_TRUST_TOKEN_URLS; default: https at the hosts of `sources`
+    unverified = []                               # KMIRROR_TRUST_UNVERIFIED; default: any, but none for AWS tokens
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class TrustPolicy:
     env: _Rule
     sources: _Rule
     token_urls: _Rule
+    unverified: _Rule
     default_paths: tuple[str, ...]
 
     @property
@@ -164,11 +166,22 @@ class TrustPolicy:
     def refuse_aws(self, servers: Addresses) -> None:
         """Refuse to sign in with this host's AWS credentials elsewhere than at MSK, unless `sources` names it."""
         for host, port in servers:
-            if not self.limits_sources and not MSK_HOST.search(host.lower()):
+            if not MSK_HOST.search(host.lower()) and not _names(self.sources.entries or (), host, port):
                 raise _refused(
-                    "bootstrap.servers: a token of this host's AWS credentials is not sent to"
-                    f" {address_of(host, port)}",
-                    self.sources.hint(address_of(host, port), ()),
+                    f"a token of this host's AWS credentials is not sent to {address_of(host, port)}",
+                    self.sources.hint(address_of(host, port), self.sources.entries or ()),
+                )
+
+    def refuse_unverified(self, servers: Addresses, *, is_aws: bool) -> None:
+        """Refuse to send a password or token without TLS that verifies the broker; by default only one of AWS."""
+        default = () if is_aws else ("*",)
+        allowed = default if self.unverified.entries is None else self.unverified.entries
+        for host, port in servers:
+            if not _names(allowed, host, port):
+                raise _refused(
+                    f"a password or token is not sent to {address_of(host, port)} without verified TLS: SASL_SSL, "
+                    "host names checked, and no ssl.truststore.certificates in the record itself",
+                    self.unverified.hint(address_of(host, port), allowed),
                 )
 
 
