@@ -29,7 +29,7 @@ from kmirror.errors import UsageError
 from kmirror.toml_tables import TomlTable, read_toml
 
 OUTPUTS = ("table", "json")
-TRUST_KEYS = ("paths", "env", "sources", "token_urls")
+TRUST_KEYS = ("paths", "env", "sources", "token_urls", "unverified")
 #: The file for all users of the machine.
 SYSTEM_FILE = Path("/etc/kmirror/kmirror.toml")
 

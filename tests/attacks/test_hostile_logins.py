@@ -92,27 +92,41 @@ def test_an_endpoint_that_repeats_what_it_was_sent_does_not_get_it_into_our_mess
         assert refused.value.message.endswith("HTTP 401: no: bad ***.")
 
 
-def test_an_endpoint_that_never_ends_its_answer_is_not_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 1000000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["body", "error", "header", "interim answers"],
+)
+def test_an_endpoint_that_never_ends_its_answer_is_not_waited_for(start: bytes, part: bytes) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        over = threading.Event()
+        over, was_waited_for = threading.Event(), threading.Event()
 
         def drip() -> None:
             connection, _ = server.accept()
             with closing(connection):
                 connection.recv(1 << 16)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-                while not over.wait(0.05):
+                connection.sendall(start)
+                for _ in range(200):
+                    if over.wait(0.05):
+                        return
                     try:
-                        connection.sendall(b" ")
+                        connection.sendall(part)
                     except OSError:
                         return
+                was_waited_for.set()
 
         thread = threading.Thread(target=drip)
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.getsockname()[1]}/token"
-            with pytest.raises(UnreachableError, match="the answer is not complete in time"):
+            with pytest.raises(UnreachableError, match="cannot get a token for client ann"):
                 TokenEndpoint(url, "ann", SECRET).fetch(0.5)
+            assert not was_waited_for.is_set()
         finally:
             over.set()
             thread.join()

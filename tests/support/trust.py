@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 #: The environment variables of the policy.
-TRUST_VARIABLES = ("KMIRROR_TRUST_PATHS", "KMIRROR_TRUST_ENV", "KMIRROR_TRUST_SOURCES", "KMIRROR_TRUST_TOKEN_URLS")
+TRUST_VARIABLES = tuple(f"KMIRROR_TRUST_{name}" for name in ("PATHS", "ENV", "SOURCES", "TOKEN_URLS", "UNVERIFIED"))
 
 
 @pytest.fixture(scope="session", autouse=True)

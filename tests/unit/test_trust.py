@@ -5,18 +5,24 @@ from __future__ import annotations
 import ast
 import pickle
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import kmirror
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.security.exposure import cleartext_logins
+from kmirror.cluster.security.msk import MskLogin
 from kmirror.cluster.security.property_reader import PropertyReader
+from kmirror.cluster.security.sasl import authenticate
+from kmirror.cluster.security.tokens import Token
 from kmirror.cluster.security.trust import REFERENCE, Judge, StoredProperties, TrustPolicy, host_policy
 from kmirror.config_file import SYSTEM_FILE
 from kmirror.engine.driver.source_login import contact_changes
-from kmirror.errors import PolicyError, Reason, UsageError
+from kmirror.errors import PolicyError, Reason, UnreachableError, UsageError
 from kmirror.ops.base.trust_checks import unlimited_sources
 from kmirror.state.records import MirrorRecord
 from tests.support.trust import TRUST_VARIABLES
@@ -24,6 +30,8 @@ from tests.support.trust import TRUST_VARIABLES
 SOURCES = Path(kmirror.__file__).parent
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 PLAIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="{}";'
+SCRAM = PLAIN.replace("plain.Plain", "scram.Scram").format("p")
+OAUTH = 'org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId="c" clientSecret="{}";'
 
 
 @pytest.fixture(autouse=True)
@@ -350,6 +358,57 @@ def test_a_secret_can_be_bound_to_its_sources_in_its_file_or_folder(home: Path) 
             assert "kmirror.allowed.sources" in str(refused.value.hint)
 
 
+@pytest.mark.parametrize("endpoint", ["https://evil.net/", "https://evil.net:9093/t", "https://idp.example.com/t"])
+def test_a_bound_secret_goes_to_no_other_token_endpoint(endpoint: str, home: Path) -> None:
+    """The brokers that the record named were those of the secret, and were never contacted."""
+    (home / "a.properties").write_text(
+        f"secret=hunter2\nline={OAUTH.format('hunter2')}\n"
+        "kmirror.allowed.sources=kafka1.example.com:9093,idp.example.com:9093\n"
+    )
+    file = f"${{file:{home}//a.properties:"
+    for line in (OAUTH.format(f"{file}secret}}"), f"{file}line}}"):
+        stored = StoredProperties(
+            {
+                "bootstrap.servers": "kafka1.example.com:9093",
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.jaas.config": line,
+                "sasl.oauthbearer.token.endpoint.url": endpoint,
+            }
+        )
+        if "example.com" in endpoint:
+            assert client_config(stored).tokens is not None
+            continue
+        with pytest.raises(PolicyError, match=r"not for the token endpoint evil\.net"):
+            client_config(stored)
+
+
+def test_every_file_of_a_bound_folder_is_bound_and_every_way_to_read_a_bound_file(home: Path) -> None:
+    """A folder's binding counted only for ${dir:…}, and that of a file only for ${file:…}."""
+    keys = home / "keys"
+    keys.mkdir()
+    (keys / "kmirror.allowed.sources").write_text("kafka1.example.com\n")
+    for bound in (home / "a.properties", home / "bom.properties"):
+        mark = "\ufeff" if bound.stem == "bom" else ""
+        bound.write_text(f"{mark}kmirror.allowed.sources=kafka1.example.com\npassword=hunter2\n", "utf-8")
+    (keys / "x.properties").write_text("password=hunter2\n")
+    plain = {"sasl.mechanism": "PLAIN"}
+    token = {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f"{OAUTH.partition(' clientId')[0]};"}
+    krb = 'com.sun.security.auth.module.Krb5LoginModule required serviceName=k principal=p keyTab="{}";'
+    for found in (
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{dir:{home}:a.properties}}")},
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{dir:{home}:bom.properties}}")},
+        {**plain, "sasl.jaas.config": PLAIN.format(f"${{file:{keys}/x.properties:password}}")},
+        {**token, "sasl.oauthbearer.token.endpoint.url": f"file://{keys}/token"},
+        {"sasl.mechanism": "GSSAPI", "sasl.jaas.config": krb.format(keys / "keytab")},
+    ):
+        stored = {"bootstrap.servers": "kafka1.example.com:9093", "security.protocol": "SASL_SSL", **found}
+        assert client_config(StoredProperties(stored))
+        with pytest.raises(PolicyError, match=r"is for kafka1\.example\.com, not for evil\.net:9093") as refused:
+            client_config(StoredProperties({**stored, "bootstrap.servers": "evil.net:9093"}))
+        assert "hunter2" not in str(refused.value)
+
+
 def test_a_login_with_the_credentials_of_this_host_goes_to_aws_or_to_named_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -377,6 +436,80 @@ def test_a_login_with_the_credentials_of_this_host_goes_to_aws_or_to_named_sourc
             client_config(login(other))
     monkeypatch.setenv("KMIRROR_TRUST_SOURCES", "vpce.example.com")
     assert client_config(login("vpce.example.com:14001")).tokens is not None
+
+
+MSK = {
+    "bootstrap.servers": "b-1.x.kafka.eu-west-1.amazonaws.com:9098",
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "AWS_MSK_IAM",
+    "sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;",
+}
+UNVERIFIED = [
+    {"security.protocol": "SASL_PLAINTEXT"},
+    {"ssl.endpoint.identification.algorithm": ""},
+    {
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.certificates": "-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n",
+    },
+]
+
+
+@pytest.mark.parametrize("changes", UNVERIFIED)
+def test_the_policy_may_keep_passwords_and_tokens_from_unverified_brokers_and_does_those_of_aws(
+    changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record says whether its brokers are verified: a name of MSK or of `sources` alone proves nothing."""
+    plain = {"sasl.mechanism": "PLAIN", "sasl.jaas.config": PLAIN.format("p")}
+    scram = {"sasl.mechanism": "SCRAM-SHA-256", "sasl.jaas.config": SCRAM}
+    for sources in ("", "*.amazonaws.com"):
+        if sources:
+            monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+        with pytest.raises(PolicyError, match=r"not sent to b-1\.x\.kafka.*:9098 without verified TLS"):
+            client_config(StoredProperties({**MSK, **changes}))
+    assert client_config({**MSK, **changes}).tokens
+    assert client_config(StoredProperties({**MSK, **plain, **changes})).password
+    monkeypatch.setenv("KMIRROR_TRUST_UNVERIFIED", "a.example.com")
+    for login in ({}, plain):
+        with pytest.raises(PolicyError, match="without verified TLS") as refused:
+            client_config(StoredProperties({**MSK, **login, **changes}))
+        assert str(refused.value.hint).endswith(f"UNVERIFIED=a.example.com,{MSK['bootstrap.servers']}")
+        assert client_config(StoredProperties({**MSK, **login}))
+    assert client_config(StoredProperties({**MSK, **scram, **changes}))
+    monkeypatch.setenv("KMIRROR_TRUST_UNVERIFIED", "*.amazonaws.com")
+    for login in ({}, plain):
+        assert client_config(StoredProperties({**MSK, **login, **changes}))
+
+
+def test_a_token_of_this_hosts_aws_credentials_goes_to_no_other_advertised_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cluster of MSK that someone else owns advertised brokers of theirs, and these got the token."""
+    sent: list[Any] = []
+    monkeypatch.setattr(MskLogin, "fetch", lambda *_: Token("t", time.time() + 60))
+
+    def exchange(request: Any, *_: Any) -> Any:
+        sent.append(request)
+        return SimpleNamespace(error_code=0, auth_bytes=b"", session_lifetime_ms=0)
+
+    def login_at(address: str, properties: dict[str, str]) -> None:
+        authenticate(exchange, client_config(properties), address)
+
+    for sources in ("", "*.kafka.eu-west-1.amazonaws.com"):
+        if sources:
+            monkeypatch.setenv("KMIRROR_TRUST_SOURCES", sources)
+        for address in ("evil.net:9098", "[fd00::1]:9098"):
+            with pytest.raises(UnreachableError, match="AWS credentials is not sent to ") as refused:
+                login_at(address, StoredProperties(MSK))
+            assert refused.value.reason is Reason.AUTHENTICATION_FAILED
+            assert address in str(refused.value.hint)
+        assert not sent
+        login_at("b-2.x.kafka.eu-west-1.amazonaws.com:9098", StoredProperties(MSK))
+        login_at("evil.net:9098", MSK)
+        assert len(sent) == 4
+        sent.clear()
+    monkeypatch.setenv("KMIRROR_TRUST_SOURCES", "*.amazonaws.com,b*.example.com,[fd00::1]")
+    for address in ("b1.example.com:9001", "[fd00::1]:9098"):
+        login_at(address, StoredProperties(MSK))
 
 
 def test_a_policy_that_cannot_be_read_allows_nothing(home: Path) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from kmirror.cluster.security.kerberos import KerberosLogin
 from kmirror.cluster.security.login import Login, check_handlers, read_login
-from kmirror.cluster.security.properties import referenced_files
+from kmirror.cluster.security.msk import MskLogin
+from kmirror.cluster.security.properties import is_reference, referenced_files
 from kmirror.cluster.security.property_reader import PropertyReader, parse_bootstrap_servers
 from kmirror.cluster.security.tls_material import STORE_LOCATIONS, TlsMaterial, file_stamps, tls_material
 from kmirror.cluster.security.tokens import TokenSource
@@ -39,6 +40,8 @@ _AS_IT_IS = {
 _TLS_VERSIONS = {"TLSv1.2", "TLSv1.3"}
 #: A login by a signed assertion (KIP-1139) instead of a secret.
 _ASSERTION = "sasl.oauthbearer.assertion."
+#: Mechanisms whose password or token anyone who receives it can use.
+_SENT_AS_THEY_ARE = ("PLAIN", "OAUTHBEARER")
 _PASSWORD_LOGIN = ("sasl.mechanism", "sasl.jaas.config")
 
 
@@ -138,6 +141,8 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
     refers = login.password is not None and referenced_files(properties.get("sasl.jaas.config", ""))
     login_properties = _selected(properties, _PASSWORD_LOGIN) if refers else {}
     verify_hostname = reader.verify_hostname()
+    if login.mechanism in _SENT_AS_THEY_ARE:
+        _judge_unverified(reader, protocol, verify_hostname, is_aws=isinstance(login.tokens, MskLogin))
     return ClientConfig(
         bootstrap_servers=servers,
         client_id=reader.text("client.id") or "kmirror",
@@ -155,6 +160,14 @@ def client_config(properties: Mapping[str, str], environ: Mapping[str, str] | No
         send_buffer_bytes=reader.buffer_size("send.buffer.bytes"),
         receive_buffer_bytes=reader.buffer_size("receive.buffer.bytes"),
     )
+
+
+def _judge_unverified(reader: PropertyReader, protocol: str, verify_hostname: bool, *, is_aws: bool) -> None:
+    """Refuse to send a password or token to brokers that are not verified; an own CA in a record verifies nothing."""
+    authorities = reader.properties.get("ssl.truststore.certificates", "").strip()
+    is_verified = protocol == "SASL_SSL" and verify_hostname and (not authorities or is_reference(authorities))
+    if reader.judge is not None and not is_verified:
+        reader.judge.policy.refuse_unverified(reader.judge.servers, is_aws=is_aws)
 
 
 def _tls_material(reader: PropertyReader, *, verify_hostname: bool) -> TlsMaterial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -86,11 +86,15 @@ def read_login(reader: PropertyReader, hosts: Iterable[str]) -> Login:
             f"sasl.mechanism={reader.properties['sasl.mechanism']} is not supported",
             f"kmirror knows {', '.join(SASL_MECHANISMS)}",
         )
+    is_msk = mechanism == msk.MECHANISM or reader.text(_LOGIN_HANDLER) == msk.LOGIN_HANDLER
+    if mechanism == "OAUTHBEARER" and not is_msk:
+        reader = _judging_endpoint(reader)
     options = _Options(reader, _jaas_entry(reader, mechanism))
-    if mechanism == msk.MECHANISM or reader.text(_LOGIN_HANDLER) == msk.LOGIN_HANDLER:
+    if is_msk:
+        login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
         if reader.judge is not None:
             reader.judge.policy.refuse_aws(reader.judge.servers)
-        login = msk.msk_login(options.starting(""), hosts, _refresh_part(reader))
+            login = replace(login, policy=reader.judge.policy)
         return Login("OAUTHBEARER", tokens=login)
     if mechanism == "OAUTHBEARER":
         return Login(mechanism, tokens=_token_source(options))
@@ -162,6 +166,18 @@ def _kerberos_login(options: _Options) -> KerberosLogin:
     return KerberosLogin(service, options.text("principal"), keytab, cache)
 
 
+def _judging_endpoint(reader: PropertyReader) -> PropertyReader:
+    """Refuse where a record has tokens come from; return a reader of the secrets that are sent there."""
+    judge, url = reader.judge, reader.text(_ENDPOINT)
+    if judge is None or url is None:
+        return reader
+    if path := file_of_url(url):
+        judge.policy.refuse_path(_ENDPOINT, path, path)
+        judge.secret(_ENDPOINT, path)
+        return reader
+    return replace(reader, judge=judge.with_token_url(_ENDPOINT, url))
+
+
 def _token_source(options: _Options) -> TokenSource:
     reader = options.reader
     url = reader.text(_ENDPOINT)
@@ -170,11 +186,7 @@ def _token_source(options: _Options) -> TokenSource:
     if url is None:
         _refuse_without_endpoint(options)
     if path := file_of_url(url):
-        if reader.judge is not None:
-            reader.judge.policy.refuse_path(_ENDPOINT, path, path)
         return TokenFile(path, extensions, part)
-    if reader.judge is not None:
-        reader.judge.policy.refuse_token_url(_ENDPOINT, url)
     if not url.startswith(("http://", "https://")) or (place := _netloc(url)) is None:
         raise UsageError(f"{_ENDPOINT} is not a URL that kmirror knows", "write https://…, http://… or file:///PATH")
     if "@" in place:

@@ -12,12 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kmirror.cluster.security.tokens import Token
-from kmirror.cluster.security.trust import MSK_HOST
-from kmirror.errors import Reason, UnreachableError, UsageError
+from kmirror.cluster.security.trust import MSK_HOST, TrustPolicy
+from kmirror.errors import PolicyError, Reason, UnreachableError, UsageError
 
 MECHANISM = "AWS_MSK_IAM"
 LOGIN_HANDLER = "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler"
@@ -39,9 +39,24 @@ class MskLogin:
     sts_region: str = ""
     extensions: tuple[tuple[str, str], ...] = ()
     refresh_part: float = 0.8
+    #: Which brokers may be sent a token; None for any.
+    policy: TrustPolicy | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.role_arn or (f"AWS profile {self.profile}" if self.profile else "this machine's AWS credentials")
+
+    def refuse_broker(self, address: str) -> None:
+        """Refuse a broker that must not be sent a token; another broker may have advertised it.
+
+        Raises:
+            UnreachableError: reason AUTHENTICATION_FAILED.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            if self.policy is not None:
+                self.policy.refuse_aws([(host.strip("[]"), int(port))])
+        except PolicyError as error:
+            raise _refused(error.message, error.hint or "") from None
 
     def fetch(self, timeout: float) -> Token:
         """Sign a token; AWS is called only if the credentials come from there.

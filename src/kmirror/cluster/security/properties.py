@@ -161,8 +161,9 @@ def _resolved(
             judge.reference(key, match)
         try:
             found = _lookup(match["provider"], match["path"] or "", match["key"], environ, files)
-            if judge is not None and match["path"]:
-                judge.binding(key, match["path"], _binding(match["provider"], match["path"], files))
+            if judge is not None:
+                for file in referenced_files(match[0]):
+                    judge.secret(key, str(file), _binding(found, files.get(match["path"])))
             return found
         except _UnresolvedError as error:
             raise UnreachableError(
@@ -208,16 +209,12 @@ def _lookup(
     return files[path][key]
 
 
-def _binding(provider: str, path: str, files: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Return which sources may be sent the secrets of a file or folder, as written there."""
-    if provider == "file":
-        return files[path].get(BINDING)
+def _binding(text: str, properties: Mapping[str, str] | None) -> str | None:
+    """Return which sources may be sent the secrets of a file, as written there; `text` is what ${dir:…} reads."""
     try:
-        return read_file(Path(path) / BINDING).decode("utf-8") if provider == "dir" else None
-    except FileNotFoundError:
+        return (properties or parse_properties(text.removeprefix("\ufeff"))).get(BINDING)
+    except UsageError:
         return None
-    except (OSError, ValueError) as error:
-        raise _UnresolvedError(f"{BINDING}: {_why(error)}") from None
 
 
 def _why(error: Exception) -> str:

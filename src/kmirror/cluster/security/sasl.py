@@ -30,6 +30,8 @@ def authenticate(exchange: Callable[[Any, int, float], Any], config: ClientConfi
         UnreachableError: reason AUTHENTICATION_FAILED, or no token is available; never shows a password or a token.
     """
     timeout = config.connect_timeout_ms / 1000
+    if isinstance(config.tokens, MskLogin):
+        config.tokens.refuse_broker(address)
     # get the token before the broker waits for it
     bearer = _Bearer(config.tokens, timeout) if config.tokens is not None else None
     name = config.sasl_mechanism or ""

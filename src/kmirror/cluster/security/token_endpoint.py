@@ -73,7 +73,9 @@ class TokenEndpoint:
     def _ask(self, patience: float) -> Token:
         from http.client import HTTPException
         from urllib.error import HTTPError, URLError
-        from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+        from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+        from kmirror.cluster.security.timed_http import timed_handlers
 
         class Stay(HTTPRedirectHandler):
             """Follow no redirection: it would send the secret elsewhere."""
@@ -84,11 +86,12 @@ class TokenEndpoint:
         form = {"grant_type": "client_credentials", **({"scope": self.scope} if self.scope else {})}
         headers = {"Accept": "application/json", "Authorization": f"Basic {self._credentials()}"}
         request = Request(self.url, urlencode(form).encode(), headers)
-        opener = build_opener(Stay, HTTPSHandler(context=self.tls.context() if self.tls else None))
+        handlers = timed_handlers(time.monotonic() + patience, self.tls.context() if self.tls else None)
+        opener = build_opener(Stay, *handlers)
         limits = (patience, *(ms / 1000 for ms in (self.connect_timeout_ms, self.read_timeout_ms) if ms))
         try:
             with opener.open(request, timeout=min(limits)) as answer:
-                body = _body(answer, time.monotonic() + patience)
+                body = answer.read(_MAX_ANSWER_BYTES)
         except HTTPError as error:
             with error:
                 reason = self._reason(error)
@@ -204,16 +207,6 @@ def shown_url(url: str) -> str:
     except ValueError:
         return "the URL"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def _body(answer: Any, until: float) -> bytes:
-    """Read an answer, which may arrive byte by byte. Raises _TransientError: it is not complete in time."""
-    body = bytearray()
-    while len(body) < _MAX_ANSWER_BYTES and (part := answer.read1(_MAX_ANSWER_BYTES)):
-        body += part
-        if time.monotonic() > until:
-            raise _TransientError("the answer is not complete in time")
-    return bytes(body)
 
 
 def _document(body: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ The policy is `[trust]` in `kmirror.toml`, or environment variables, which repla
     env = ["KMIRROR_*"]                           # KMIRROR_TRUST_ENV
     sources = ["*.eu.example.com:9093"]           # KMIRROR_TRUST_SOURCES; default: any
     token_urls = ["https://login.example.com/"]   # KMIRROR_TRUST_TOKEN_URLS; default: https at the hosts of `sources`
+    unverified = []                               # KMIRROR_TRUST_UNVERIFIED; default: any, but none for AWS tokens
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from kmirror.bounded_files import expanded
+from kmirror.bounded_files import expanded, read_file
 from kmirror.cluster.security.jaas import parse_jaas
 from kmirror.config_file import TRUST_KEYS, config_folder, load_config_file
-from kmirror.errors import PolicyError, Reason, UsageError
+from kmirror.errors import PolicyError, Reason, UnreachableError, UsageError
 from kmirror.words import address_of, visible
 
 #: Beside a secret, in its properties file or folder: the sources that may be sent it, like `sources`.
@@ -100,6 +102,7 @@ class TrustPolicy:
     env: _Rule
     sources: _Rule
     token_urls: _Rule
+    unverified: _Rule
     default_paths: tuple[str, ...]
 
     @property
@@ -175,11 +178,22 @@ class TrustPolicy:
     def refuse_aws(self, servers: Addresses) -> None:
         """Refuse to sign in with this host's AWS credentials elsewhere than at MSK, unless `sources` names it."""
         for host, port in servers:
-            if not self.limits_sources and not MSK_HOST.search(host.lower()):
+            if not MSK_HOST.search(host.lower()) and not _names(self.sources.entries or (), host, port):
                 raise _refused(
-                    "bootstrap.servers: a token of this host's AWS credentials is not sent to"
-                    f" {address_of(host, port)}",
-                    self.sources.hint(address_of(host, port), ()),
+                    f"a token of this host's AWS credentials is not sent to {address_of(host, port)}",
+                    self.sources.hint(address_of(host, port), self.sources.entries or ()),
+                )
+
+    def refuse_unverified(self, servers: Addresses, *, is_aws: bool) -> None:
+        """Refuse to send a password or token without TLS that verifies the broker; by default only one of AWS."""
+        default = () if is_aws else ("*",)
+        allowed = default if self.unverified.entries is None else self.unverified.entries
+        for host, port in servers:
+            if not _names(allowed, host, port):
+                raise _refused(
+                    f"a password or token is not sent to {address_of(host, port)} without verified TLS: SASL_SSL, "
+                    "host names checked, and no ssl.truststore.certificates in the record itself",
+                    self.unverified.hint(address_of(host, port), allowed),
                 )
 
 
@@ -189,6 +203,8 @@ class Judge:
 
     policy: TrustPolicy
     servers: Addresses
+    #: Of a login that sends its secrets to a token endpoint.
+    token_host: str = ""
 
     def reference(self, key: str, found: re.Match[str]) -> None:
         """Refuse a reference before it is followed."""
@@ -207,15 +223,31 @@ class Judge:
             if REFERENCE.search(stored) and not REFERENCE.fullmatch(stored.strip()):
                 raise _refused(f"{key}: {stored} has a reference beside other text", "write the file's full path")
             self.policy.refuse_path(key, path, stored)
+            if key != "ssl.truststore.location":
+                self.secret(key, path)
 
-    def binding(self, key: str, place: str, sources: str | None) -> None:
-        """Refuse a secret whose file binds it to other brokers."""
-        allowed = None if sources is None else _listed(sources)
-        for host, port in self.servers if allowed is not None else ():
-            if not _names(allowed or (), host, port):
+    def with_token_url(self, key: str, url: str) -> Judge:
+        """Refuse a token endpoint; return a judge of the secrets that are sent to it."""
+        self.policy.refuse_token_url(key, url)
+        return replace(self, token_host=urlsplit(url).hostname or "")
+
+    def secret(self, key: str, path: str, binding: str | None = None) -> None:
+        """Refuse what is in a file if its own binding, or that in its folder, is to other brokers.
+
+        Raises:
+            UnreachableError: reason SECRET_UNRESOLVED; the folder's binding cannot be read.
+        """
+        folder = str(Path(path).parent)
+        for place, sources in ((path, binding), (folder, _folder_binding(key, folder))):
+            if sources is None:
+                continue
+            allowed = _listed(sources)
+            wrong = [address_of(host, port) for host, port in self.servers if not _names(allowed, host, port)]
+            if self.token_host and not _names(allowed, self.token_host, 0, any_port=True):
+                wrong.append(f"the token endpoint {self.token_host}")
+            if wrong:
                 raise _refused(
-                    f"{key}: {place} is for {', '.join(allowed or ()) or 'no source'},"
-                    f" not for {address_of(host, port)}",
+                    f"{key}: {place} is for {', '.join(allowed) or 'no source'}, not for {wrong[0]}",
                     f"if that is intended, change {BINDING} there",
                 )
 
@@ -230,8 +262,8 @@ class Judge:
             references = list(REFERENCE.finditer(value))
             for one in references:
                 self.reference(shown, one)
-            if value.strip() and not references:
-                self.file(name, value.strip(), value.strip())
+            if value.strip() and not references and name in _FILES:
+                self.policy.refuse_path(name, value.strip(), value.strip())
 
 
 def require_references_that_count(properties: Mapping[str, str]) -> None:
@@ -295,6 +327,18 @@ def host_policy(environ: Mapping[str, str] | None = None) -> TrustPolicy:
             rules[key] = _Rule(key, found.entries if found is not None else None, str(file), False)
     folders = ["/etc/kmirror", str(config_folder(environment)), environment.get("CREDENTIALS_DIRECTORY", "")]
     return TrustPolicy(default_paths=tuple(one for one in folders if one.startswith("/")), **rules)
+
+
+def _folder_binding(key: str, folder: str) -> str | None:
+    try:
+        return read_file(Path(folder) / BINDING).decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UnreachableError(
+            f"{key}: cannot read {folder}/{BINDING}: {why}", "make it readable", Reason.SECRET_UNRESOLVED
+        ) from None
 
 
 def _listed(text: str) -> tuple[str, ...]:
