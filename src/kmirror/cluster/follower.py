@@ -35,7 +35,8 @@ class PartitionFollower:
     A broker that throttles us answers without records or partitions, whatever there is to read. So the end is what the
     leader says it is, and an answer that names no partition says nothing.
 
-    With `read_committed`, records of aborted and open transactions are left out.
+    With `read_committed`, records of aborted and open transactions are left out. `beginnings` counts how often it began
+    to read at that place: again after `begin_again`, in another topic of the name, and where its offset is gone.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class PartitionFollower:
         self._partition = partition
         self._look_back = look_back
         self._read_committed = read_committed
+        self.beginnings = 0
         self._offset: int | None = None
+        self._topic_id = b""
         self._connection: Connection | None = None
         self._target: FetchTarget | None = None
         #: By what the leader is followed; and what is known of a newer one, which is followed next.
@@ -62,6 +65,11 @@ class PartitionFollower:
         if self._connection:
             self._connection.close()
         self._connection = None
+
+    def begin_again(self) -> None:
+        """Read all of it again with the next poll."""
+        self._offset = None
+        self.close()
 
     def poll(self, max_wait_ms: int) -> PollResult:
         """Wait at most `max_wait_ms` for new records.
@@ -124,6 +132,8 @@ class PartitionFollower:
         leader = self._known.leader_address(self._partition)
         if leader is None:
             raise OutcomeUnknown(f"{self._partition} has no leader")
+        if leader.topic_id != self._topic_id:
+            self._offset, self._topic_id = None, leader.topic_id
         if self._offset is None:
             start = self._client.list_offsets({self._partition: EARLIEST})[self._partition]
             end = self._client.list_offsets({self._partition: LATEST})[self._partition]
@@ -131,6 +141,7 @@ class PartitionFollower:
                 code = start.error_code or end.error_code
                 raise BrokerError(code, code_name(code), f"looking up {self._partition}")
             self._offset = start.offset if self._look_back is None else max(start.offset, end.offset - self._look_back)
+            self.beginnings += 1
         # without an epoch: a broker that is elected again goes on
         target = FetchTarget(leader._replace(leader_epoch=-1), self._partition, self._read_committed)
         return Connection.open(leader.host, leader.port, self._client.config), target

@@ -51,7 +51,7 @@ from kmirror.state.waiting import BRIEFLY_S, STEP_S, Deadline, boottime, refused
 
 DEFAULT_TIMEOUT_S = 30.0
 #: Brokers delete tombstones after delete.retention.ms (a day by default): older content is read again.
-_FORGET_AFTER_S = 3600.0
+FORGET_AFTER_S = 3600.0
 #: How long the log end may be below what was read before that counts as lost.
 _ASSUMED_LOST_S = 60.0
 #: How long the first transaction may have written events and no state yet.
@@ -246,7 +246,7 @@ class StateStore:
             self._client.close()
 
     def _read(self, deadline: Deadline, patience: Deadline) -> State:
-        if boottime() - self._read_at > _FORGET_AFTER_S:
+        if boottime() - self._read_at > FORGET_AFTER_S:
             self._start_over()
         end, topic_id = self._end(STATE_TOPIC, deadline, self._position)
         while end is not None and end < self._position and topic_id == self._topic_id:

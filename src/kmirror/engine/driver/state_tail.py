@@ -2,7 +2,8 @@
 
 Nearly all records are of other mirrors than a given one: if each engine read them itself, the work would grow with the
 square of their number. What is stored is kept by mirror, so that an engine that starts later is passed it without
-another read of the log.
+another read of the log. Where the log has to be read again from its start, what it does not have any more is removed:
+the topic may be another one, and brokers delete tombstones (`state.store`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kmirror.engine.threads import guarded_thread
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.state.internal_topics import StoredValues
 from kmirror.state.record_kinds import Record, Removed, Unknown, decode, mirror_of
+from kmirror.state.store import FORGET_AFTER_S
+from kmirror.state.waiting import boottime
 
 _POLL_MS = 500
 _PAUSE = 0.5
@@ -62,6 +65,8 @@ class StateTail:
         self._stored = StoredValues()
         #: By mirror, the keys of what is stored; what was written last comes last.
         self._keys: defaultdict[str, dict[bytes, None]] = defaultdict(dict)
+        #: The keys of what was stored when the log was begun to be read again, and is not read yet.
+        self._unseen: set[bytes] = set()
         self._stop = threading.Event()
         self._is_running = False
 
@@ -87,16 +92,19 @@ class StateTail:
         with self._lock:
             self._is_running = False
             followers, self._followers = self._followers, ()
-            self._stored, self._keys = StoredValues(), defaultdict(dict)
+            self._stored, self._keys, self._unseen = StoredValues(), defaultdict(dict), set()
         for follower in followers:
             follower.reader.broken(error)
 
     def _run(self, config: ClientConfig) -> None:
         with ClusterClient(config) as client:
             tail = PartitionFollower(client, STATE_PARTITION, read_committed=True)
+            beginnings, answered_at = 0, boottime()
             while not self._stop.is_set():
                 # only an answer to a later request has all that was stored when they began
                 followers = self._followers
+                if boottime() - answered_at > FORGET_AFTER_S:
+                    tail.begin_again()
                 try:
                     answer = tail.poll(_POLL_MS)
                 except (KmirrorError, OutcomeUnknown) as error:
@@ -104,6 +112,9 @@ class StateTail:
                         self._pass(follower, lambda one, error=error: _fail(one, error))  # type: ignore[misc]
                     self._stop.wait(_PAUSE)
                     continue
+                answered_at = boottime()
+                if tail.beginnings != beginnings:
+                    beginnings, self._unseen = tail.beginnings, {*self._stored.values}
                 self._take(answer, followers)
                 if answer.records:
                     self._stop.wait(_LEAST_SECONDS)
@@ -114,18 +125,21 @@ class StateTail:
         for follower in followers:
             if follower.has_caught_up:
                 by_mirror[follower.mirror].append(follower)
-        for record in answer.records:
-            if record.key is None or (mirror := mirror_of(record.key)) is None:
+        gone = self._unseen.difference(record.key for record in answer.records) if answer.reached_end else ()
+        changes = [(record.key, record.value) for record in answer.records] + [(key, None) for key in gone]
+        for key, value in changes:
+            self._unseen.discard(key or b"")
+            if key is None or (mirror := mirror_of(key)) is None:
                 continue
-            self._stored.take(record.key, record.value)
+            self._stored.take(key, value)
             keys = self._keys[mirror]
-            keys.pop(record.key, None)
-            if record.value is not None:
-                keys[record.key] = None
+            keys.pop(key, None)
+            if value is not None:
+                keys[key] = None
             elif not keys:
                 del self._keys[mirror]
             if mirror in by_mirror:
-                read = decode(record.key, record.value)
+                read = decode(key, value)
                 for follower in by_mirror[mirror]:
                     self._pass(follower, lambda one, read=read: one.reader.take_stored(read))  # type: ignore[misc]
         for follower in followers:
