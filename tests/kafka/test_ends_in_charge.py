@@ -10,19 +10,26 @@ from contextlib import suppress
 import pytest
 
 from kmirror.cli.main import main
+from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.security.client_config import client_config
+from kmirror.cluster.topics.topic_requests import create_topic
 from kmirror.errors import ExitCode, Reason, UnreachableError
 from kmirror.ops.add.add import add
 from kmirror.ops.base import standby
 from kmirror.ops.base.context import Destination
+from kmirror.ops.mirrors.create import create
 from kmirror.ops.show.ends_in_charge import in_charge
 from kmirror.ops.stop.failover import failover
 from kmirror.state.records import TopicRecord
 from kmirror_sandbox.cluster import SandboxCluster
+from tests.support.acls import acls, give
 from tests.support.clusters import freeze, unique_topic
 from tests.support.installed_logs import create_topics
 from tests.support.json_documents import check_printed
+from tests.support.local_engine import LocalEngine
 from tests.support.mirrors import selector
 from tests.support.round_trip import CutOffError, Trip
+from tests.support.shared_clusters import GuardedPair
 from tests.support.waiting import wait_until
 
 
@@ -134,3 +141,47 @@ def test_what_could_not_be_recorded_at_the_source_is_said_and_made_up_for(
     assert not again.warnings
     assert record(trip.at_a, trip.mirror, topic).announced is True
     assert record(trip.at_b, trip.mirror, topic).standbys == {trip.at_a.cluster_id: 2}
+
+
+@pytest.mark.slow
+def test_a_login_that_does_not_see_the_state_of_its_source_leaves_it_open_until_it_may(
+    guarded_pair: GuardedPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, for a first mirror, and on the way back, which `create` and `add --adopt` begin."""
+    mirror, topic = unique_topic("m"), unique_topic()
+    a, b = guarded_pair.source, guarded_pair.destination
+    narrow = acls("topic", topic, "kmirror", "READ", "DESCRIBE_CONFIGS")
+    to_see = acls("topic", "__kmirror_state", "kmirror", "READ")
+    monkeypatch.setenv("KM_LOGIN", a.client_properties("kmirror")["sasl.jaas.config"])
+    with (
+        ClusterClient(client_config(a.client_properties())) as admin_a,
+        ClusterClient(client_config(b.client_properties())) as admin_b,
+        Destination.open(a.client_properties()) as at_a,
+        Destination.open(b.client_properties()) as at_b,
+    ):
+        create_topic(admin_a, topic, 1, 1, {})
+
+        def begin(at: Destination, source: SandboxCluster, admin: ClusterClient) -> None:
+            give(admin, narrow)
+            login = {"sasl.jaas.config": "${env:KM_LOGIN}", "sync.group.offsets.enabled": "false"}
+            assert create(at, mirror, {**source.client_properties("kmirror"), **login}).exit_code == 0
+            done = add(at, mirror, selector(topic), adopt=True)
+            assert done.exit_code == 0, done
+            assert "run `kmirror add` with the same topics" in done.warnings[-1]
+            assert record(at, mirror, topic).term == 2
+
+        begin(at_b, a, admin_a)
+        give(admin_a, to_see)
+        assert add(at_b, mirror, selector(topic)).warnings == ()
+        with LocalEngine(at_b, mirror) as engine:
+            engine.catch_up()
+        stopped = failover(at_b, mirror)
+        assert stopped.result.exit_code == 0
+        assert not any("in charge" in warning for warning in stopped.result.warnings)
+        assert ends(at_b, mirror)[1] is True
+        begin(at_a, b, admin_b)
+        stopped = failover(at_a, mirror)
+        assert f"in charge: {topic}; for" in stopped.result.warnings[0]
+        # B counts itself in charge as long as it does not see A
+        with pytest.raises(UnreachableError, match="neither cluster is certain to be in charge"):
+            in_charge(at_a, mirror)

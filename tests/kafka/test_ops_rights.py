@@ -112,6 +112,11 @@ def test_missing_rights_on_the_source_are_named(
         assert (tuple(code), "READ and DESCRIBE_CONFIGS on topic" in message) == (refused, True)
         lines = check(properties_of(cluster_pair.destination), mirror=name).lines
         assert all(line.ok for line in lines)  # no topic is mirrored yet
+        # whether the source has mirrors cannot be seen
+        of_source = {line.what: line for line in lines if line.cluster == "source"}
+        to_see = f"{acls} --operation Read --topic __kmirror_state"
+        assert to_see in of_source["least rights"].message
+        assert to_see == of_source["kmirror's memory"].hint
         grant(topic, "READ")
         *code, message = attempt()
         assert (tuple(code), "grant us DESCRIBE_CONFIGS on topic" in message) == (refused, True)

@@ -125,6 +125,13 @@ def test_every_command_on_a_page_is_one(page: Path) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scripts_wait_for_the_new_cluster_to_be_in_charge_only_after_a_stop_that_succeeded(page: Path) -> None:
+    """Otherwise the old one may be, and `in-charge` ends with 0 for that, too."""
+    *before, _ = page.read_text().split("until kmirror in-charge")
+    assert [part[-60:] for part in before if not re.search(r"kmirror (promote|failover) [^\n]*&&\n\s*$", part)] == []
+
+
 def test_commands_are_found_and_wrong_ones_reported() -> None:
     page = "`kmirror list`\n```console\n$ kmirror wait --mirror M --until ok | cat   # so\n```\n    kmirror nonsense\n"
     listing, waiting, nonsense = commands_in(page)

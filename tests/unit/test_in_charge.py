@@ -43,6 +43,8 @@ class World:
     )
     #: Reads under way: by whom, of which cluster, when it asked, and the state once the cluster has answered.
     reads: list[tuple[str, str, float, State | None]] = field(default_factory=list)
+    #: Of which topics a side has found nothing stored at their source.
+    found_nothing: set[tuple[str, str]] = field(default_factory=set)
 
     def state(self, side: str) -> State:
         records = self.stored[side]
@@ -58,10 +60,11 @@ class World:
         former = self.stored[side].get(topic)
         if former is not None and (former.desired is not DesiredState.STOPPED or former.pending_operation):
             return
-        source = self.state(OTHER[side]) if knows_source or former is None else None
+        source = self.state(OTHER[side]) if knows_source else None
         theirs = self.stored[OTHER[side]].get(topic)
         if source is not None and theirs is not None and theirs.desired is not DesiredState.STOPPED:
             return  # refused: a loop
+        self.found_nothing.discard((side, topic))
         self.stored[side][topic] = TopicRecord(
             MIRROR,
             topic,
@@ -80,18 +83,25 @@ class World:
         )
 
     def announce(self, side: str, topic: str = TOPIC) -> None:
-        """Put it on record at the source that this side may take over."""
+        """Put it on record at the source that this side may take over, with a term that is higher than the source's."""
         record, theirs = self.stored[side].get(topic), self.stored[OTHER[side]].get(topic)
-        if record is not None and record.pending_operation == PENDING_ADD and theirs is not None:
-            assert record.term is not None
-            self.stored[OTHER[side]][topic] = replace(theirs, standbys={cluster_id(side): record.term})
+        if record is None or record.desired is DesiredState.STOPPED or record.announced:
+            return
+        assert record.term is not None
+        if theirs is None:
+            self.found_nothing.add((side, topic))
+            return
+        term = max(record.term, (theirs.term or FIRST_TERM) + 1)
+        self.stored[side][topic] = replace(record, term=term)
+        if theirs.desired is DesiredState.STOPPED:
+            self.stored[OTHER[side]][topic] = replace(theirs, standbys={cluster_id(side): term})
 
     def complete(self, side: str, topic: str = TOPIC) -> None:
         """Finish the add; what was announced is known from the source's record alone."""
         record, theirs = self.stored[side].get(topic), self.stored[OTHER[side]].get(topic)
-        if record is not None and record.pending_operation == PENDING_ADD:
+        if record is not None and record.desired is not DesiredState.STOPPED:
             standbys = (theirs.standbys or {}) if theirs is not None else {}
-            is_announced = standbys.get(cluster_id(side)) == record.term
+            is_announced = standbys.get(cluster_id(side)) == record.term or (side, topic) in self.found_nothing
             self.stored[side][topic] = replace(record, pending_operation=None, announced=is_announced or None)
 
     def add(self, side: str, topic: str = TOPIC) -> None:
@@ -304,7 +314,7 @@ def test_a_cluster_that_its_source_has_not_on_record_is_not_certain() -> None:
     world.stop("a")
     world.pass_time(5, ALL)
     assert world.verdict("a", "a").in_charge is None
-    assert "no record that this one may take over" in world.verdict("a", "a").why
+    assert "on record that this one may take over" in world.verdict("a", "a").why
     world.pass_time(5, {"a": "", "b": "b"})
     assert world.verdict("b", "b").in_charge is True, "it cannot know"
 
@@ -363,10 +373,11 @@ def test_a_mirror_that_has_moved_in_part_has_no_end_in_charge_but_its_topics_hav
 
 def test_a_topic_that_is_late_does_not_keep_the_clients_of_others_out() -> None:
     world = World()
-    for topic in ("orders", "clicks"):
+    for topic in ("orders", "clicks", "users"):
         world.add("b", topic)
         world.begin_stop("b", topic)
-    world.end_stop("b", "clicks")
+    for topic in ("clicks", "users"):
+        world.end_stop("b", topic)
     world.pass_time(5, ALL)
     assert world.those_in_charge() == {"b"}
     assert "not of 1 topic yet" in world.verdict("b", "b").why
@@ -374,6 +385,36 @@ def test_a_topic_that_is_late_does_not_keep_the_clients_of_others_out() -> None:
     world.end_stop("b", "orders")
     world.pass_time(0.5, ALL)
     assert world.those_in_charge() == {"b"}
+
+
+def test_a_few_topics_do_not_speak_for_the_many_that_are_being_stopped() -> None:
+    world = World()
+    for topic in ("orders", "clicks", "users", "views"):
+        world.add("b", topic)
+        world.begin_stop("b", topic)
+    for topic in ("orders", "clicks"):
+        world.end_stop("b", topic)
+        world.pass_time(5, ALL)
+        assert world.those_in_charge() == set()
+    assert "2 of 4 topics" in world.verdict("b", "b").why
+    assert world.verdict("b", "b", "orders").in_charge is True
+    world.end_stop("b", "users")
+    world.pass_time(5, ALL)
+    assert world.those_in_charge() == {"b"}
+
+
+def test_a_late_topic_that_was_mirrored_back_counts() -> None:
+    world = World()
+    for topic in ("orders", "clicks", "users"):
+        world.add("b", topic)
+        world.begin_stop("b", topic)
+    for topic in ("clicks", "users"):
+        world.end_stop("b", topic)
+    world.add("a", "orders")
+    world.stop("a", "orders")
+    world.pass_time(5, ALL)
+    assert world.verdict("a", "a", "orders").in_charge is True
+    assert world.those_in_charge() == set()
 
 
 def test_a_cluster_that_is_about_to_be_in_charge_of_one_topic_only_is_not_certain() -> None:
@@ -488,10 +529,50 @@ def test_two_copies_stopped_by_different_operators_are_both_not_certain() -> Non
     assert who_is_in_charge(clusters, MIRROR, "b", world.now).in_charge is None
 
 
+def test_a_way_back_that_was_begun_without_seeing_the_source_has_never_two_in_charge() -> None:
+    world = World()
+    world.add("b")
+    world.stop("b")
+    world.claim("a", knows_source=False)
+    world.complete("a")
+    world.stop("a")
+    world.pass_time(5, {"a": "a", "b": "b"})
+    assert world.those_in_charge() == {"b"}, "each process sees its own cluster only"
+    assert "on record that this one may take over" in world.verdict("a", "a").why
+
+
+def test_a_mirror_that_was_begun_without_seeing_its_source_leads_to_a_yes_once_the_source_is_seen() -> None:
+    world = World()
+    world.claim("b", knows_source=False)
+    world.complete("b")
+    world.stop("b")
+    world.pass_time(5, ALL)
+    assert world.those_in_charge() == {"b"}, "nothing is stored at its source"
+    world.pass_time(5, {"a": "a", "b": "b"})
+    assert world.those_in_charge() == set()
+
+
+def test_what_an_add_without_the_source_has_left_open_another_one_settles() -> None:
+    world = World()
+    for target in ("b", "a", "b"):
+        world.add(target)
+        world.stop(target)
+    del world.stored["a"][TOPIC]
+    world.claim("a", knows_source=False)
+    world.complete("a")
+    assert world.stored["a"][TOPIC].term == 2
+    world.announce("a")
+    world.complete("a")
+    world.stop("a")
+    assert world.stored["a"][TOPIC].term == 4
+    world.pass_time(5, {"a": "a", "b": "b"})
+    assert world.those_in_charge() == {"a"}
+
+
 def test_terms_grow_whatever_is_known() -> None:
     world = World()
-    for is_known in (True, False):
-        assert next_term(None, None, is_source_known=is_known) == FIRST_TERM
+    assert next_term(None, None, is_source_known=True) == FIRST_TERM
+    assert next_term(None, None, is_source_known=False) > FIRST_TERM
     world.claim("b")
     begun = holdings_in(world.state("b"))[TOPIC]
     assert next_term(begun, None, is_source_known=True) == FIRST_TERM, "an interrupted add is finished as it was begun"

@@ -173,7 +173,7 @@ class TopicRecord:
     #: Why it was not known then whether the source has the topic from this cluster.
     upstream_unknown: str | None = None
     #: Which cluster is in charge (`status.in_charge`): the term of its stop, None for the first; whether the source has
-    #: on record that this cluster may take over; and by cluster id the terms of those that may take over from this one.
+    #: on record that this cluster may take over, or nothing; and by cluster id the terms of those that may here.
     term: int | None = None
     announced: bool | None = None
     standbys: Mapping[str, int] | None = None

@@ -11,7 +11,8 @@ Both ends may be asked at the same time, by processes that see one of them or bo
 * The source of a first mirror says yes only while it sees that the topic is copied.
 * A cluster where a topic was stopped says yes without seeing its source, which cannot say yes then. That ends once a
   cluster with a higher term is on record there as its standby: that one must be seen.
-* A cluster with a higher term says yes without seeing its source only if it is on record there.
+* A cluster with a higher term says yes without seeing its source only if it is on record there. Where it was not known
+  what the source had stored, the term is a higher one.
 
 What is not certain is None, with the reason.
 """
@@ -48,14 +49,15 @@ class HeldStage(Enum):
 class HeldTopic:
     """What a cluster has stored of one topic.
 
-    `is_announced`: its source has on record that this cluster may take over; `standbys`: the terms of those that may
-    take over from this one, by cluster id.
+    `is_announced`: its source has on record that this cluster may take over, or had nothing stored; `standbys`: the
+    terms of those that may take over from this one, by cluster id.
     """
 
     stage: HeldStage = HeldStage.NONE
     term: int = 0
     is_announced: bool = False
     source_id: str | None = None
+    source_topic: str = ""
     standbys: tuple[tuple[str, int], ...] = ()
 
 
@@ -165,7 +167,8 @@ def _holding_of(mirror: MirrorRecord, record: TopicRecord) -> HeldTopic:
     else:
         stage = HeldStage.STOPPED if record.desired is DesiredState.STOPPED else HeldStage.COPIED
     standbys = tuple(sorted((record.standbys or {}).items()))
-    return HeldTopic(stage, term_of(record), bool(record.announced), mirror.source_cluster_id, standbys)
+    is_announced, source_id = bool(record.announced), mirror.source_cluster_id
+    return HeldTopic(stage, term_of(record), is_announced, source_id, record.source_topic, standbys)
 
 
 def term_of(record: TopicRecord) -> int:
@@ -179,7 +182,7 @@ def next_term(own: HeldTopic | None, source: HeldTopic | None, *, is_source_know
     if own is not None and own.stage is HeldStage.COPIED:
         return here  # what an interrupted add has begun
     if not is_source_known:
-        return here + 2 if here else FIRST_TERM  # the source has mirrored it back once at most
+        return here + 2  # not the first; the source's, once it is known, may raise it
     return max(here, 0 if source is None else source.term) + 1
 
 
@@ -267,7 +270,7 @@ def _trouble(cluster: SeenCluster, at: float) -> str | None:
 def _together(verdicts: Mapping[str, ChargeVerdict]) -> ChargeVerdict:
     times = [one.until for one in verdicts.values() if one.until is not None]
     until = min(times, default=None)
-    # a topic that is late, or new, does not keep the clients of all others out
+    # a topic that is late, or new, does not keep the clients of all others out; more than half must have been stopped
     counts = {topic: one for topic, one in verdicts.items() if not one.is_next} or verdicts
     for topic, one in counts.items():
         if one.in_charge is None:
@@ -277,6 +280,8 @@ def _together(verdicts: Mapping[str, ChargeVerdict]) -> ChargeVerdict:
         return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
     if not moved and (open_ones := [one.why for one in verdicts.values() if one.in_charge is None]):
         return ChargeVerdict(None, open_ones[0], until)
+    if sum(one.is_next and one.in_charge is False for one in verdicts.values()) >= moved > 0:
+        return ChargeVerdict(None, f"in charge of {moved:,} of {counted(len(verdicts), 'topic')} only", until)
     why, late = next(iter(counts.values())).why, len(verdicts) - len(counts)
     return ChargeVerdict(moved > 0, f"{why}; not of {counted(late, 'topic')} yet" if late else why, until)
 
@@ -289,7 +294,8 @@ def _verdict(
     if held.stage is HeldStage.COPIED:
         return ChargeVerdict(False, f"it is copied from cluster {held.source_id}")
     if held.stage is HeldStage.STOPPING:
-        return ChargeVerdict(False, "it is being stopped, and does not take writes yet", is_next=True)
+        # once it is mirrored back another cluster is, or is about to be
+        return ChargeVerdict(False, "it is being stopped, and does not take writes yet", is_next=not held.standbys)
     if held.stage is HeldStage.STOPPED:
         relied = _stopped(own, topic, held, known, at)
     else:
@@ -343,16 +349,14 @@ def _stopped(
             return ChargeVerdict(None, f"{standby.name} may have taken over: it has no record of that any more")
         settled = max(settled, standby.settles_at(topic))
     if held.term > FIRST_TERM:
-        source = known.get(held.source_id or "")
-        is_seen = source is not None and _trouble(source, at) is None
-        theirs = source.holding(topic) if source is not None and is_seen else _NOTHING
-        is_on_record = (own.cluster_id, held.term) in theirs.standbys
-        # what is on record here alone may have been planted
-        is_denied = theirs.stage is HeldStage.STOPPED and theirs.term < held.term and not is_on_record
-        if is_denied or not (held.is_announced or is_on_record or theirs.stage is HeldStage.COPIED):
+        source, is_known = known.get(held.source_id or ""), held.is_announced
+        if source is not None and _trouble(source, at) is None:
+            theirs = source.holding(held.source_topic)
+            settled = max(settled, source.settles_at(held.source_topic))
+            if theirs.stage is not HeldStage.STOPPING:  # what is on record here alone may have been planted
+                is_known = theirs.stage is not HeldStage.STOPPED or (own.cluster_id, held.term) in theirs.standbys
+        if not is_known:
             where = source.name if source is not None else f"cluster {held.source_id}"
-            why = "may still count itself in charge: it has no record that this one may take over"
+            why = "may still count itself in charge: it is not known to have on record that this one may take over"
             return ChargeVerdict(None, f"{where} {why}")
-        if source is not None and is_seen:
-            settled = max(settled, source.settles_at(topic))
     return settled, "mirroring to it was stopped here"

@@ -193,9 +193,9 @@ def events_verb(call: Call, mirror: str | None, since_ms: int | None, follow: bo
 
 @verb(
     "in-charge",
-    "Show which cluster takes the writes of a mirror's topics.\n\nExits with 0 if that is certain, and with 5 if it is"
-    " not certain now: during a stop, and if topics have moved in part. Takes some seconds, as long as the old cluster"
-    " may still count as in charge elsewhere. It needs READ on __kmirror_state of both clusters.",
+    "Show which cluster takes the writes of a mirror's topics.\n\nExits with 0 if that is certain, whichever it is, and"
+    " with 5 if it is not certain now: during a stop, and if topics have moved in part. Takes some seconds, as long as"
+    " the old cluster may still count as in charge elsewhere. It needs READ on __kmirror_state of both clusters.",
     mirror_option(),
     click.Option(["--topic"], metavar="TOPIC", help="One topic of the mirror. Default: all together."),
     examples=(

@@ -12,37 +12,55 @@ from functools import partial
 
 from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination, as_kmirror_error, change, own_event
+from kmirror.ops.base.upstream import stored_state_on
+from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
-from kmirror.state.snapshot import Changes, State
-from kmirror.status.in_charge import FIRST_TERM, term_of
+from kmirror.state.snapshot import Changes, State, unreadable_error
+from kmirror.status.in_charge import FIRST_TERM, HeldTopic, holdings_in, term_of
+from kmirror.words import listed
 
 
 def announce_takeover(destination: Destination, mirror: MirrorRecord, topics: Collection[str]) -> str | None:
     """Record at the source, then here, that this cluster may take over these topics of a mirror.
 
-    Needed only for topics that were mirrored the other way before. Returns why it could not be recorded.
+    Needed only for topics that the source may have stopped mirroring before. Returns why it could not be recorded.
     """
-    terms = {one.source_topic: term_of(one) for one in _not_announced(destination.state(), mirror.name, topics)}
-    if not terms:
+    if not _unannounced(destination.state(), mirror.name, topics):
         return None
-    known: set[str] = set()
     try:
         with Destination.open(mirror.source, mirror.source_cluster_id) as source:
-            state = source.state()
+            state = stored_state_on(mirror.source, connected=source.client)
+            for record in state.unreadable():
+                raise unreadable_error(record)
+            held = holdings_in(state)
+            change(destination, mirror.name, partial(_raised, mirror.name, topics, held))
+            waiting = _unannounced(destination.state(), mirror.name, topics)
+            terms = {one.source_topic: term_of(one) for one in waiting}
+            known = terms.keys() - held.keys()
             for name in sorted(one.name for one in state.mirrors if _stopped(state, one.name, terms)):
                 change(source, name, partial(_with_standby, name, destination.cluster_id, terms))
                 known |= {one.topic for one in _stopped(source.state(), name, terms)}
         change(destination, mirror.name, partial(_announced, mirror.name, topics, known))
     except (KmirrorError, OutcomeUnknown) as error:
-        return (
-            "the source has not on record that this cluster may take over again, so after the next stop it is not"
-            f" certain which of the two is in charge: {as_kmirror_error(error).message}; for `kmirror in-charge` to"
-            " know, run the same command again with the right to write __kmirror_state there"
-        )
+        return _uncertain(as_kmirror_error(error).message)
     return None
 
 
-def _not_announced(state: State, mirror: str, topics: Collection[str]) -> list[TopicRecord]:
+def uncertain_once_stopped(state: State, mirror: str, topics: Collection[str]) -> list[str]:
+    """Return a warning if it will not be certain which cluster is in charge of these topics of a mirror."""
+    names = [one.topic for one in _unannounced(state, mirror, topics)]
+    return [_uncertain(listed(names))] if names else []
+
+
+def _uncertain(what: str) -> str:
+    return (
+        "the source may not have on record that this cluster may take over, so after the next stop it is not certain"
+        f" which of the two is in charge: {what}; for `kmirror in-charge` to know, run `kmirror add` with the same"
+        f" topics before that, with the rights to read and write {STATE_TOPIC} there"
+    )
+
+
+def _unannounced(state: State, mirror: str, topics: Collection[str]) -> list[TopicRecord]:
     return [
         one
         for one in state.topics(mirror)
@@ -69,6 +87,12 @@ def _with_standby(mirror: str, cluster_id: str, terms: Mapping[str, int], state:
     return Changes(tuple(records), (), (event,)) if records else Changes()
 
 
+def _raised(mirror: str, topics: Collection[str], held: Mapping[str, HeldTopic], state: State) -> Changes:
+    """Return the records of topics whose terms are not higher than their sources', with a higher one."""
+    waiting = [(one, held[one.source_topic]) for one in _unannounced(state, mirror, topics) if one.source_topic in held]
+    return Changes(tuple(replace(one, term=held.term + 1) for one, held in waiting if term_of(one) <= held.term))
+
+
 def _announced(mirror: str, topics: Collection[str], known: Collection[str], state: State) -> Changes:
-    waiting = _not_announced(state, mirror, topics)
+    waiting = _unannounced(state, mirror, topics)
     return Changes(tuple(replace(one, announced=True) for one in waiting if one.source_topic in known))

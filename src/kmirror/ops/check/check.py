@@ -11,6 +11,7 @@ from contextlib import closing
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.protocol.acl_binding import AclBinding
+from kmirror.cluster.protocol.codes import Code
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.rights.acl_commands import PREFIXED, Grant, admin_options, grant_line
 from kmirror.cluster.rights.acls import describe_acls
@@ -26,9 +27,10 @@ from kmirror.cluster.security.exposure import cleartext_logins
 from kmirror.cluster.socket_buffers import buffers_here
 from kmirror.commands import Arguments, command_line, option, options
 from kmirror.engine.spec import filling_prefix
-from kmirror.errors import Reason
+from kmirror.errors import KmirrorError, Reason
 from kmirror.ops.base.context import REACH_TIMEOUT_S, now_ms, require_mirror, require_own_brokers, require_same_cluster
 from kmirror.ops.base.trust_checks import refusal_once_stored, unlimited_sources
+from kmirror.ops.base.upstream import stored_state_on
 from kmirror.ops.base.versions import Role, broker_version, too_old
 from kmirror.ops.check.blocked import blocked_views
 from kmirror.ops.check.client_checks import check_clients, check_powers
@@ -375,12 +377,27 @@ def _check_source(
             with findings.catching("least rights"):
                 names = [topic.source_topic for topic in topics] or list(settings.topics_include.names)
                 stored = client.metadata([STATE_TOPIC]).topics.get(STATE_TOPIC)
-                has_mirrors = stored is not None and not stored.error_code
+                has_mirrors = stored is None or stored.error_code != Code.UNKNOWN_TOPIC_OR_PARTITION
                 _least_rights(findings, client, source_grants(settings, names, has_mirrors=has_mirrors))
+            with findings.catching("kmirror's memory"):
+                _check_mirrors_there(findings, properties, client)
             with findings.catching("schemas"):
                 _check_schemas(findings, client, {topic.source_topic for topic in topics})
 
     return groups
+
+
+def _check_mirrors_there(findings: Findings, properties: Mapping[str, str], client: ClusterClient) -> None:
+    """Check whether it can be seen which of the source's topics are mirror topics, or were."""
+    try:
+        stored_state_on(properties, connected=client)
+    except KmirrorError as error:
+        findings.warn(
+            "kmirror's memory",
+            f"{error.message}; until then loops are not noticed, and after a stop it may not be certain which cluster"
+            " is in charge",
+            error.hint or "try again",
+        )
 
 
 def _check_trust(findings: Findings, properties: Mapping[str, str], config: ClientConfig) -> None:

@@ -69,7 +69,7 @@ def destination_grants(
 def source_grants(settings: Settings, topics: Collection[str], *, has_mirrors: bool = False) -> tuple[Grant, ...]:
     """Return the least rights at the source; `topics` are the mirrored ones, as far as they are known.
 
-    With `has_mirrors` it is itself the destination of mirrors, whose stored state has their deferred settings.
+    With `has_mirrors` it may itself be the destination of mirrors, whose stored state is read.
     """
     stored = [Grant(option("--topic", STATE_TOPIC), ("READ",))] if has_mirrors else []
     reads_groups = settings.sync_group_offsets_enabled or settings.emit_checkpoints_enabled

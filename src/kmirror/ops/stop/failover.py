@@ -14,6 +14,7 @@ from kmirror.ops.base.context import Destination, now_ms, require_mirror
 from kmirror.ops.base.evidence import evidence_of
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.standby import uncertain_once_stopped
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.rights.own_rights import require_own_rights
 from kmirror.ops.show.left_behind import LeftBehind
@@ -63,7 +64,8 @@ def failover(
         always_fence=True,
         fence_with_record=fence_with_record,
     )
-    return _stop(destination, state, record, request, chosen, runner)
+    uncertain = uncertain_once_stopped(state, mirror, request.topics)
+    return _stop(destination, state, record, request, chosen, runner, uncertain)
 
 
 def remove(

@@ -32,6 +32,7 @@ from kmirror.ops.base.own_engine import OwnEngine
 from kmirror.ops.base.results import VerbResult
 from kmirror.ops.base.retrying import is_transient
 from kmirror.ops.base.selection import select_topics
+from kmirror.ops.base.standby import uncertain_once_stopped
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.groups.commit import refused_sentences
 from kmirror.ops.rights.own_rights import require_own_rights
@@ -135,6 +136,7 @@ def promote(
         if not waiting:
             promotion.done.warnings += live_elsewhere(destination, mirror, names, "promote")
         promotion.done.warnings += half_stopped_warnings(state.topics(mirror.name), mirror.name, names)
+        promotion.done.warnings += uncertain_once_stopped(state, mirror.name, names)
         promotion.runner.walk(NO_OTHER, promotion)
         claim.foresee(waiting)
         if not dry_run:
