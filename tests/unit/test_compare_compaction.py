@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -304,7 +305,8 @@ class TestCompaction:
     @pytest.mark.parametrize("buffered", [4096, 1 << 20], ids=["on the way", "at the end"])
     def test_a_full_disk_is_a_refusal(self, buffered: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", 0)
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("w+b", buffering=buffered))
+        full = partial(Path("/dev/full").open, "w+b", buffering=buffered)
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full())
         log = [record(i, key=b"same") for i in range(1000)]
         with pytest.raises(RefusedError, match=f"kept in {tempfile.gettempdir()}: No space left on device"):
             compare(self.compacted(log), self.compacted(log[999:]), end=1000)
