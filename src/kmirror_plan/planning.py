@@ -130,7 +130,7 @@ def _read_room(destination: Destination, settings: Settings, topics: Collection[
     names = {settings.topic_prefix + topic for topic in topics}
     state = destination.state()
     known = replication_of(client, settings, []).get(NEW_TOPICS)
-    use = disk_use(client, "")
+    use = disk_use(client)
     is_whole = not any(topic.error_code for topic in found.topics.values())
     replicas = sum(len(one.replicas) for topic in found.topics.values() for one in topic.partitions.values())
     mirrored = {record.topic for mirror in state.mirrors for record in state.topics(mirror.name)}

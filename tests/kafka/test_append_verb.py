@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from kmirror.errors import UsageError
 from kmirror.ops.add.add import add
-from kmirror.ops.append.append_file import append
+from kmirror.ops.append import append_file
+from kmirror.ops.append.append_file import Refusals, append
 from kmirror.ops.base.context import Destination, change, now_ms
 from kmirror.ops.base.topic_results import Outcome
 from kmirror.ops.mirrors.pause import pause, resume
@@ -222,3 +225,41 @@ def test_a_topic_whose_broker_replaces_timestamps_is_refused(destination_cluster
         results = {one["topic"]: one for one in document["results"]}
         assert f"{stamped} has message.timestamp.type=LogAppendTime" in results[stamped]["message"]
         assert values(destination_cluster, stamped) == values(destination_cluster, plain) == []
+
+
+def test_a_pipe_is_refused_because_the_file_is_read_again(
+    destination_cluster: SandboxCluster, destination: Destination, write: Write
+) -> None:
+    topic = unique_topic()
+    make_topic(destination_cluster, topic, retention_ms="-1")
+    reader, writer = os.pipe()
+    os.write(writer, Path(write(row(topic, 0))).read_bytes())
+    os.close(writer)
+    with pytest.raises(UsageError, match=f"cannot read /dev/fd/{reader}: it is not a regular file"):
+        append(destination, f"/dev/fd/{reader}")
+    os.close(reader)
+
+
+@pytest.mark.parametrize("cut", [-1, -20], ids=["a line less", "half a line"])
+def test_a_file_that_gets_shorter_meanwhile(
+    destination_cluster: SandboxCluster,
+    destination: Destination,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    cut: int,
+) -> None:
+    topic = unique_topic()
+    make_topic(destination_cluster, topic, retention_ms="-1")
+    file = Path(write(row(topic, 0), row(topic, 1)))
+    end = len(file.read_bytes().splitlines(keepends=True)[0]) if cut == -1 else file.stat().st_size + cut
+
+    def shorten(*_: object) -> tuple[Refusals, list[str]]:
+        os.truncate(file, end)
+        return {}, []
+
+    monkeypatch.setattr(append_file, "_check", shorten)
+    (found,) = append(destination, str(file)).results
+    assert found.result is Outcome.FAILED
+    assert found.message == f"{topic}-0: 1 record of 2 appended: {file} was changed after it was checked"
+    assert str(found.hint).endswith("remove the records below offset 1 and run the command again")
+    assert values(destination_cluster, topic) == [(0, b"value-0")]

@@ -55,28 +55,31 @@ def test_what_a_topic_takes_and_what_is_free(destination_cluster: SandboxCluster
     produce(destination_cluster, topic, [f"{number:010000}" for number in range(20)])
     log_dir = log_dir_of(destination_cluster)
     taken = sum(file.stat().st_size for file in log_dir.glob(f"{topic}-*/*.log"))
-    found = disk_use(client, topic)
+    found = disk_use(client, [topic])
     assert found is not None
-    assert found.topic_bytes == found.largest_bytes == taken > 100
+    assert sorted(found.replica_bytes[topic]) == [0, taken]
+    assert taken > 100
     (free,) = found.free_bytes
     assert 0.8 < free / shutil.disk_usage(log_dir).free < 1.2
-    assert found.lacking() is None
+    assert found.lacking(taken, taken) is None
 
 
 @pytest.mark.parametrize(
-    ("use", "lacking"),
+    ("total", "largest", "free", "lacking"),
     [
-        (DiskUse(90, 30, (30, 1000, 1000)), None),
-        (DiskUse(90, 30, (29, 1000, 1000)), (30, 29)),
+        (90, 30, (30, 1000, 1000), None),
+        (90, 30, (29, 1000, 1000), (30, 29)),
         # one partition may come to any of the disks
-        (DiskUse(90, 90, (89, 1000, 1000)), (90, 89)),
+        (90, 90, (89, 1000, 1000), (90, 89)),
         # and many small ones come to all
-        (DiskUse(90, 1, (29, 1000, 1000)), (30, 29)),
-        (DiskUse(0, 0, (0,)), None),
+        (90, 1, (29, 1000, 1000), (30, 29)),
+        (0, 0, (0,), None),
     ],
 )
-def test_a_copy_must_fit_on_the_fullest_disk(use: DiskUse, lacking: tuple[int, int] | None) -> None:
-    assert use.lacking() == lacking
+def test_a_copy_must_fit_on_the_fullest_disk(
+    total: int, largest: int, free: tuple[int, ...], lacking: tuple[int, int] | None
+) -> None:
+    assert DiskUse({}, free).lacking(total, largest) == lacking
 
 
 def test_a_topic_that_is_there_is_refused(client: ClusterClient) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Producer
 
 from kmirror.errors import ExitCode, Reason
 from kmirror.ops.add.add import add
 from kmirror.ops.base.context import Destination
+from kmirror.ops.base.topic_results import Outcome
 from kmirror.state.records import TopicOrigin
 from kmirror.words import counted
 from kmirror.work import WorkView
@@ -76,6 +78,25 @@ def test_where_the_logs_part_it_is_refused_with_the_number_of_records(
     assert f"kmirror failback --mirror {name}" in (row.hint or "")
     assert destination.state().records == before
     assert settings_of(cluster_pair.destination, topic) == settings
+
+
+def test_a_log_that_cannot_be_compared_now_is_not_to_be_deleted(
+    cluster_pair: ClusterPair, destination: Destination, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmirror.engine.compare.visible_log._PATIENCE_S", 0.5)
+    producer = Producer(
+        {"bootstrap.servers": cluster_pair.destination.bootstrap_servers, "transactional.id": unique_topic("open")}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, RECORDS[0].encode(), partition=1)
+    producer.flush(30)
+    result = add(destination, new_mirror(destination, cluster_pair.source), selector(topic), adopt=True)
+    (row,) = result.results
+    assert (result.exit_code, row.result) == (ExitCode.TIMED_OUT, Outcome.TIMED_OUT), row
+    assert "a transaction is open there" in (row.message or "")
+    assert "delete" not in (row.hint or "")
+    producer.abort_transaction(30)
 
 
 def test_what_the_source_has_nothing_left_of_is_refused(

@@ -19,7 +19,7 @@ from kmirror.cluster.protocol.metadata import TopicPartition as Place
 from kmirror.cluster.rights.acl_commands import Grant
 from kmirror.cluster.security.client_config import client_config
 from kmirror.cluster.topics import policies
-from kmirror.cluster.topics.log_dirs import DiskUse
+from kmirror.cluster.topics.log_dirs import DiskUse, disk_use
 from kmirror.cluster.topics.topic_requests import create_partitions, create_topic
 from kmirror.engine.archive import archiving
 from kmirror.engine.archive.archive_topic import Range
@@ -633,11 +633,41 @@ def test_the_brake(cluster_pair: ClusterPair, destination: Destination) -> None:
 
 
 def test_an_archive_needs_room_for_the_headers_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild_claim, "_under_way", lambda _: {})  # what other tests have left
     for free, is_enough in ((1000 + len(OLD) * 90 - 1, False), (1000 + len(OLD) * 90, True)):
-        monkeypatch.setattr(rebuild_claim, "disk_use", lambda *_, free=free: DiskUse(1000, 1000, (free,)))
+        use = DiskUse({scene.topic: (1000,)}, (free,))
+        monkeypatch.setattr(rebuild_claim, "disk_use", lambda *_, use=use: use)
         with nullcontext() if is_enough else pytest.raises(ConsentNeededError, match=f"may need {free + 1:,} bytes"):
             scene.rebuilder.begin(scene.topic, RESET, consented=False)
         assert (scene.record.pending_operation == PENDING_REBUILD) == is_enough
+
+
+def test_archives_under_way_need_room_too(
+    cluster_pair: ClusterPair, destination: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All topics of the source were created again at once."""
+    one, other = Scene(cluster_pair, destination), Scene(cluster_pair, destination)
+    under_way = rebuild_claim._under_way
+
+    def of_these(state: State) -> dict[str, str]:
+        return {topic: archive for topic, archive in under_way(state).items() if topic in (one.topic, other.topic)}
+
+    def with_room_for_one(client: ClusterClient, topics: Collection[str]) -> DiskUse:
+        found = disk_use(client, topics)
+        assert found is not None
+        needed = sum(found.replica_bytes[other.topic]) + len(OLD) * 90
+        return replace(found, free_bytes=(needed * 3 // 2,))
+
+    monkeypatch.setattr(rebuild_claim, "_under_way", of_these)
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild_claim, "_require_space", lambda *_: one.rebuilder.begin(one.topic, RESET, consented=True))
+        with pytest.raises(RefusedError, match=f"the archive of {one.topic} has begun"):
+            other.rebuilder.begin(other.topic, RESET, consented=False)
+    monkeypatch.setattr(rebuild_claim, "disk_use", with_room_for_one)
+    with pytest.raises(ConsentNeededError, match=f"an archive of {other.topic}, with those under way, may need"):
+        other.rebuilder.begin(other.topic, RESET, consented=False)
+    one.rebuilder.carry_out(one.topic)
+    other.rebuilder.begin(other.topic, RESET, consented=False)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -44,6 +45,13 @@ def plan() -> None:
     plan_files.read_plan(str(folder))
 
 
+def records() -> None:
+    file = Path("one-line")
+    file.touch()
+    os.truncate(file, MOST_BYTES + 1)
+    list(_lines(str(file)))
+
+
 READS: dict[str, Callable[[], object]] = {
     "properties": lambda: read_properties(ENDLESS),
     "names": lambda: TopicSelector.parse([f"@{ENDLESS}"]),
@@ -51,7 +59,7 @@ READS: dict[str, Callable[[], object]] = {
     "file secret": lambda: resolve({"sasl.jaas.config": f"${{file:{ENDLESS}:a}}"}),
     "dir secret": lambda: resolve({"sasl.jaas.config": "${dir:/dev:zero}"}),
     "certificates": tls,
-    "records": lambda: list(_lines(ENDLESS)),
+    "records": records,
     "cuts": lambda: read_plan(ENDLESS),
     "plan": plan,
 }

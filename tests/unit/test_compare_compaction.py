@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from kmirror.cluster.protocol.batch_records import Record
 from kmirror.engine.compare.difference import DifferenceKind, RecordSummary
 from kmirror.engine.compare.keys_on_disk import KeysOnDisk, KeyWait, MissingRecord
 from kmirror.engine.compare.superseded import Superseded
+from kmirror.errors import RefusedError
 from tests.support.comparing import compare, difference, record, records
 from tests.support.made_logs import MadeLog, batches_of
 
@@ -297,3 +301,21 @@ class TestCompaction:
                     if number != 700:
                         on_disk.seen(key, 1000 * (again + 1) + number)
             assert on_disk.unexplained() == MissingRecord(RecordSummary(700, 5, "ab" * 16))
+
+    @pytest.mark.parametrize("buffered", [4096, 1 << 20], ids=["on the way", "at the end"])
+    def test_a_full_disk_is_a_refusal(self, buffered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", 0)
+        full = partial(Path("/dev/full").open, "w+b", buffering=buffered)
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full())
+        log = [record(i, key=b"same") for i in range(1000)]
+        with pytest.raises(RefusedError, match=f"kept in {tempfile.gettempdir()}: No space left on device"):
+            compare(self.compacted(log), self.compacted(log[999:]), end=1000)
+
+    def test_a_missing_folder_for_temporary_files_is_a_refusal(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kmirror.engine.compare.logs._MOST_WAITING", 0)
+        monkeypatch.setattr(tempfile, "tempdir", missing := str(tmp_path / "none"))
+        log = records(0, 50)
+        with pytest.raises(RefusedError, match=f"kept in {missing}: No such file or directory"):
+            compare(self.compacted(log), self.compacted(self.cleaned(log, 40)))

@@ -277,6 +277,8 @@ class TestRows:
         assert row.message == "could not be compared: no leader"
         row = self.row(self.finding(0, 100, obstacle="a transaction is open"))
         assert (row.verdict, row.message) == ("not-compared", "could not be compared: a transaction is open")
+        assert exit_code_of([row]) == ExitCode.TIMED_OUT, "transactions end"
+        assert "kafka-transactions.sh" in str(row.hint)
 
     def test_a_recreated_source_explains_a_difference(self) -> None:
         row = self.row(self.finding(0, 100, first_difference=difference(0)), recreated="created again")

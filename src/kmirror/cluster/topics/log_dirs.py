@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,29 +19,28 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes that all replicas of a topic take, and the largest of them; bytes free on each of the brokers' disks."""
+    """Bytes that each replica of some topics takes, by topic; bytes free on each of the brokers' disks."""
 
-    topic_bytes: int
-    largest_bytes: int
+    replica_bytes: Mapping[str, Sequence[int]]
     free_bytes: tuple[int, ...]
 
-    def lacking(self) -> tuple[int, int] | None:
-        """Return what a copy of the topic may take on one disk, and what is free on the fullest; None if it fits.
+    def lacking(self, total: int, largest: int) -> tuple[int, int] | None:
+        """Return what replicas of `total` bytes may take on one disk, and what the fullest has free; None if they fit.
 
         Brokers place replicas by their number, not by what is free, so each disk may get an even share, or the largest.
         """
         least = min(self.free_bytes, default=0)
-        needed = max(self.largest_bytes, self.topic_bytes // max(1, len(self.free_bytes)))
+        needed = max(largest, total // max(1, len(self.free_bytes)))
         return (needed, least) if needed > least else None
 
 
-def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
-    """Return the disk use of a topic; None if a broker does not return it (it needs DESCRIBE on the cluster).
+def disk_use(client: ClusterClient, topics: Collection[str] = ()) -> DiskUse | None:
+    """Return the disk use of topics; None if a broker does not return it (it needs DESCRIBE on the cluster).
 
     Raises:
         UnreachableError: no broker answers.
     """
-    taken: list[int] = []
+    taken: dict[str, list[int]] = {topic: [] for topic in topics}
     free: list[int] = []
     for broker in client.metadata([]).brokers.values():
         try:
@@ -56,14 +55,9 @@ def disk_use(client: ClusterClient, topic: str) -> DiskUse | None:
         # directories on the same disk report the same sizes
         disks = {(found.total_bytes, found.usable_bytes) for found in answer.results}
         free += [usable for _, usable in disks]
-        taken += [
-            partition.partition_size
-            for found in answer.results
-            for one in found.topics
-            if one.name == topic
-            for partition in one.partitions
-        ]
-    return DiskUse(sum(taken), max(taken, default=0), tuple(free))
+        for one in (one for found in answer.results for one in found.topics if one.name in taken):
+            taken[one.name] += [partition.partition_size for partition in one.partitions]
+    return DiskUse(taken, tuple(free))
 
 
 def partition_sizes(client: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

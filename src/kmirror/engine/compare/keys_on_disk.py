@@ -14,6 +14,7 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -121,19 +122,34 @@ def _is_any_between(offsets: Sequence[int], low: int, high: int) -> bool:
     return at < len(offsets) and offsets[at] < high
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise RefusedError for what the folder for temporary files does not allow."""
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(
+            f"the keys of a compacted partition cannot be kept in {tempfile.tempdir or 'a file'}: {error.strerror}",
+            "set TMPDIR to a folder that has room and can be written to",
+        ) from None
+
+
 class _Buckets:
     """Entries that begin with a key, appended to a temporary file in chunks, and read again bucket by bucket."""
 
     def __init__(self, entry: struct.Struct) -> None:
         self._entry = entry
-        self._file = tempfile.TemporaryFile(prefix="kmirror-")  # noqa: SIM115
+        with _refusing():
+            self._file = tempfile.TemporaryFile(prefix="kmirror-")  # noqa: SIM115
         self._buffers = [bytearray() for _ in range(_BUCKETS)]
         #: Where each bucket's chunks are in the file.
         self._positions: list[list[int]] = [[] for _ in range(_BUCKETS)]
         self._most = _CHUNK_BYTES // entry.size * entry.size
 
     def close(self) -> None:
-        self._file.close()
+        # what is still buffered is written first
+        with suppress(OSError):
+            self._file.close()
 
     def add(self, key: bytes, *fields: Any) -> None:
         bucket = int.from_bytes(key[:2]) % _BUCKETS
@@ -141,17 +157,14 @@ class _Buckets:
         buffer += self._entry.pack(key, *fields)
         if len(buffer) == self._most:
             self._positions[bucket].append(self._file.tell())
-            try:
+            with _refusing():
                 self._file.write(buffer)
-            except OSError as error:
-                raise RefusedError(
-                    f"the keys of a compacted partition cannot be kept in {tempfile.gettempdir()}: {error}",
-                    "make room there, or set TMPDIR to another folder",
-                ) from None
             buffer.clear()
 
     def read(self, bucket: int) -> Iterator[tuple[Any, ...]]:
         for position in self._positions[bucket]:
-            self._file.seek(position)
-            yield from self._entry.iter_unpack(self._file.read(self._most))
+            with _refusing():
+                self._file.seek(position)
+                chunk = self._file.read(self._most)
+            yield from self._entry.iter_unpack(chunk)
         yield from self._entry.iter_unpack(self._buffers[bucket])

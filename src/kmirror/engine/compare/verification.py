@@ -21,13 +21,14 @@ from kmirror.engine.bulk.ranges import bytes_per_offset, cut_offsets, group_by_s
 from kmirror.engine.bulk.runner import Runner, Task
 from kmirror.engine.compare.difference import Difference, PartitionComparison
 from kmirror.engine.compare.logs import compare_partition, filler_at_start
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, UnreachableError
+from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, TimedOutError, UnreachableError
 from kmirror.work import Add, Meter, unwatched
 
 _MOST_SAMPLES_PER_TASK = 100
 _SAMPLE_BYTES = 1 << 20
 _SAMPLE_OFFSETS = 1000
 _METADATA_SECONDS = 5.0
+_WAIT = "wait until replicas are in sync and transactions time out, or abort these with `kafka-transactions.sh … abort`"
 _GONE = (Reason.SOURCE_UNREACHABLE, Reason.DESTINATION_UNREACHABLE)
 
 
@@ -262,7 +263,6 @@ class PartitionVerdict:
     records: int = 0
     size_in_bytes: int = 0
     first_difference: Difference | None = None
-    obstacle: str | None = None
     trouble: KmirrorError | None = None
     notes: dict[str, None] = field(default_factory=dict)
 
@@ -275,7 +275,8 @@ class PartitionVerdict:
         self.offsets += finding.piece.end - finding.piece.start
         self.records += comparison.records
         self.size_in_bytes += comparison.size_in_bytes
-        self.obstacle = self.obstacle or comparison.obstacle
+        if comparison.obstacle is not None:
+            self.trouble = self.trouble or TimedOutError(comparison.obstacle, _WAIT)
         self.notes.update(dict.fromkeys(comparison.notes))
         difference = comparison.first_difference
         if difference and (self.first_difference is None or difference.offset < self.first_difference.offset):

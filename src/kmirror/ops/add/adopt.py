@@ -122,8 +122,6 @@ def _refusal(compared: _Compared, mirror: str) -> TopicResult | None:
     here, verdict, difference = compared.here, compared.verdict, compared.verdict.first_difference
     if difference is None and verdict.trouble is not None:
         return _uncompared(here, verdict.trouble)
-    if difference is None and verdict.obstacle is not None:
-        return _refused(here, f"cannot compare {here} with its source: {verdict.obstacle}", _ADD_AGAIN)
     bounds = compared.bounds
     if difference is None and verdict.offsets < bounds.end - bounds.start:
         return _uncompared(here, KmirrorError(f"only {counted(verdict.offsets, 'offset')} compared"))

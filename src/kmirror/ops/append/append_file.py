@@ -6,6 +6,7 @@ topic must be paused or stopped, so that no engine appends at the same time.
 
 from __future__ import annotations
 
+import stat
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -71,8 +72,13 @@ def append(destination: Destination, file: str, topic: str | None = None, *, dry
 
 
 def _lines(file: str, topic: str | None = None) -> Iterator[Line]:
+    path = Path(file)
     try:
-        with Path(file).open(encoding="utf-8-sig") as lines:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(
+                f"cannot read {file}: it is not a regular file", "write the records to a file: it is read twice"
+            )
+        with path.open(encoding="utf-8-sig") as lines:
             yield from read_lines(file, _bounded(lines), topic)
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
@@ -81,7 +87,7 @@ def _lines(file: str, topic: str | None = None) -> Iterator[Line]:
 
 def _bounded(lines: TextIO) -> Iterator[str]:
     while text := lines.readline(MOST_BYTES):
-        if len(text) == MOST_BYTES:  # an endless one, as of a device
+        if len(text) == MOST_BYTES:
             raise too_large(MOST_BYTES)
         yield text
 
@@ -203,22 +209,26 @@ def _append(destination: Destination, file: str, topic: str | None, spans: Spans
             else:
                 failed.setdefault(partition, error)
 
-    expected = dict(ends)
+    left = {partition: iter(range(span.start, span.end)) for partition, span in spans.items()}
+    changed = UsageError(f"{file} was changed after it was checked", "leave the file unchanged")
     # the append that failed has the error that stopped its partition
     with suppress(AppendStoppedError), _pipeline(destination) as out:
         for partition, span in spans.items():
             if (refusal := _misplaced(out, partition, span)) is not None:
                 failed[partition] = refusal
-        for partition, record in _lines(file, topic):
-            if partition in failed:
-                continue
-            if record.offset != expected.get(partition):
-                failed[partition] = UsageError(f"{file} was changed after it was checked", "run the command again")
-                continue
-            expected[partition] = record.offset + 1
-            with suppress(AppendStoppedError):
-                under_way[partition].append(out.append(partition, [record]))
-            collect(partition)
+        with suppress(UsageError):  # it is invalid now
+            for partition, record in _lines(file, topic):
+                if partition in failed:
+                    continue
+                if partition not in left or record.offset != next(left[partition], None):
+                    failed[partition] = changed
+                    continue
+                with suppress(AppendStoppedError):
+                    under_way[partition].append(out.append(partition, [record]))
+                collect(partition)
+        for partition, offsets in left.items():
+            if next(offsets, None) is not None:
+                failed.setdefault(partition, changed)
     for partition in spans:
         collect(partition)
     return [

@@ -7,6 +7,7 @@ mirrored: one that is cut off from the controllers shows an older topic of the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kmirror.cluster.client import ClusterClient
@@ -48,8 +49,9 @@ def claim(destination: Destination, mirror: str, topic: str, reason: Reason, *, 
     if reason in RESET_REASONS and record is not None and record.source_topic_id is not None:
         _require_gone(require_mirror(state, mirror), record.source_topic, record.source_topic_id, consented=consented)
     archive = next_archive(destination.client, topic)
+    others = _under_way(state)
     if not consented:
-        _require_space(destination.client, topic, mirror)
+        _require_space(destination.client, topic, mirror, others)
 
     def decide(state: State) -> Changes:
         record = state.topic(mirror, topic)
@@ -57,6 +59,8 @@ def claim(destination: Destination, mirror: str, topic: str, reason: Reason, *, 
             raise RefusedError(f"another operation on {topic} is in progress", "check with `kmirror describe`")
         if not consented:
             _require_room(state, mirror)
+            if new := sorted(_under_way(state).keys() - others.keys()):
+                raise RefusedError(f"the archive of {new[0]} has begun: space is needed for both", "kmirror retries it")
         rebuild = Rebuild(reason, RebuildStep.ARCHIVE, archive, now_ms())
         details = {"topic": topic, "reason": reason, "archive": archive, "sourceTopicId": record.source_topic_id}
         event = own_event(mirror, "rebuild", "BEGUN", details)
@@ -107,28 +111,43 @@ def _require_room(state: State, mirror: str) -> None:
         )
 
 
-def _require_space(client: ClusterClient, topic: str, mirror: str) -> None:
-    """Refuse an automatic archive that would fill one of the destination's disks, if their free space is known."""
+def _under_way(state: State) -> dict[str, str]:
+    """Return by topic, of all mirrors, the archives that are not complete."""
+    every = (topic for mirror in state.mirrors for topic in state.topics(mirror.name))
+    return {one.topic: one.rebuild.archive for one in every if one.rebuild and one.rebuild.step is RebuildStep.ARCHIVE}
+
+
+def _require_space(client: ClusterClient, topic: str, mirror: str, others: Mapping[str, str]) -> None:
+    """Refuse an automatic archive that would fill one of the destination's disks, if their free space is known.
+
+    `others` are the archives that need space too, by topic.
+    """
     accept = f"{on_topics('recover', mirror, [topic])} --accept-reset"
     if (settings := settings_of(client, topic)) and local_start_by_settings(settings) is None:
         raise ConsentNeededError(
             f"{topic} has tiered storage: how much space its archive needs on the brokers' disks is unknown",
             f"check that it fits; then: {accept}",
         )
-    found = disk_use(client, topic)
+    found = disk_use(client, {topic, *others, *others.values()})
     if found is None:
         return
-    described = client.metadata([topic]).topics[topic]
-    bounds = log_bounds(client, [TopicPartition(topic, partition) for partition in described.partitions])
-    headers = [_HEADER_BYTES * (end - start) for start, end in bounds.values()]
-    needs = replace(
-        found,
-        topic_bytes=found.topic_bytes + sum(headers) * described.replication_factor,
-        largest_bytes=found.largest_bytes + max(headers, default=0),
-    )
-    if (lacking := needs.lacking()) is not None:
+    topics = client.metadata([topic, *others]).topics
+    of_headers: dict[str, list[int]] = {name: [] for name in topics}
+    places = [
+        TopicPartition(name, partition) for name, described in topics.items() for partition in described.partitions
+    ]
+    for place, (start, end) in log_bounds(client, places).items():
+        of_headers[place.topic].append(_HEADER_BYTES * (end - start))
+    total = largest = 0
+    for name, headers in of_headers.items():
+        replicas, archived = found.replica_bytes[name], found.replica_bytes[others[name]] if name in others else ()
+        left = max(0, sum(replicas) + sum(headers) * topics[name].replication_factor - sum(archived))
+        total += left
+        largest += min(left, max(replicas, default=0) + max(headers, default=0))
+    if (lacking := found.lacking(total, largest)) is not None:
         needed, free = lacking
+        beside = ", with those under way," if others else ""
         raise ConsentNeededError(
-            f"an archive of {topic} may need {needed:,} bytes on one disk, but the fullest has {free:,} free",
+            f"an archive of {topic}{beside} may need {needed:,} bytes on one disk, but the fullest has {free:,} free",
             f"free some space; then: {accept}",
         )

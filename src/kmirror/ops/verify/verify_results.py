@@ -280,8 +280,6 @@ def row_of(subject: Subject, verdict: PartitionVerdict) -> VerifyRow:
         message, reason, hint = f"could not be compared: {trouble}", trouble.reason, trouble.hint
         is_lasting = isinstance(trouble, BrokerError | CorruptBatchError | RefusedError | UsageError)
         is_lasting = is_lasting and not is_transient(trouble)
-    elif verdict.obstacle is not None:
-        result, message = Outcome.FAILED, f"could not be compared: {verdict.obstacle}"
     else:
         result, message = Outcome.DONE, _sentence(subject, verdict)
     recreated = (subject.recreated,) if subject.recreated and difference is None else ()
