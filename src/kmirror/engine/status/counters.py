@@ -56,7 +56,7 @@ class Counters:
         run = record.generation, record.attempt
         last_run, last = self._last.get(record.lane, (run, None))
         before = last if run == last_run else None
-        # an older report has smaller sums: by its time it may look newer, once its worker's clock was set back
+        # an older report has smaller sums; times do not tell, since a worker's clock may be set back
         if run < last_run or (before is not None and _totals(record) < _totals(before)):
             return
         self._last[record.lane] = run, record
