@@ -202,6 +202,27 @@ def test_a_mirror_is_taken_again_when_a_command_that_shut_out_its_slow_engine_ha
 
 
 @pytest.mark.slow
+def test_a_standby_waits_for_a_login_that_is_written_after_a_boot(cluster_pair: ClusterPair, tmp_path: Path) -> None:
+    pair = Pair(cluster_pair.source, cluster_pair.destination, tmp_path, unique_topic(), partitions=1)
+    login, secret = tmp_path / "login.properties", tmp_path / "secret.properties"
+    with closing(pair):
+        pair.create("copy.lanes=1")
+        pair.fill(10)
+        refused = kmirror(pair.destination, "run", "--mirror", pair.mirror, "--command-config", str(login))
+        assert refused.returncode == 2, refused
+        options = ("--standby", "--command-config", str(login))
+        engine = Engine(pair.destination, pair.mirror, tmp_path / "late.out", *options, with_spark=False)
+        try:
+            wait_until(lambda: f"cannot read the properties file {login}: No such file" in engine.output)
+            login.write_text(f"client.id=${{file:{secret}:id}}")
+            wait_until(lambda: f"cannot read the properties file {secret}: No such file" in engine.output)
+            secret.write_text("id=late")
+            pair.wait_until_equal(engine)
+        finally:
+            engine.destroy()
+
+
+@pytest.mark.slow
 def test_engines_with_standby_that_were_taken_over_while_paused_stand_by_again(
     cluster_pair: ClusterPair, tmp_path: Path
 ) -> None:

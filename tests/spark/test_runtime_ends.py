@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import cloudpickle
 
 from kmirror.engine.spark.application import SparkRuntime
@@ -180,6 +183,31 @@ def test_losing_the_jvm_fails_what_runs_and_another_runtime_can_start(
         stop_leaves_nothing(spark, again, "worker")
     # neither Spark nor Py4J writes to the terminal
     assert capfd.readouterr() == ("", "")
+
+
+def stop_its_context(spark: SparkRuntime) -> None:
+    """Do what Spark does when one of its event loops fails: its JVM lives on."""
+    spark._running()._jsc.sc().stop()
+
+
+def use_up_the_heap(spark: SparkRuntime) -> None:
+    spark._running()._gateway.new_array(spark._running()._jvm.long, 10**9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "loss"),
+    [(stop_its_context, "Spark's application local-"), (use_up_the_heap, "Spark's Java process ended unexpectedly")],
+)
+def test_a_local_spark_that_can_run_nothing_more_is_noticed(
+    tmp_path: Path, harm: Callable[[SparkRuntime], None], loss: str
+) -> None:
+    with SparkRuntime(options(tmp_path)) as spark:
+        assert spark.loss() is None
+        with contextlib.suppress(Py4JError, OSError):  # a JVM that ends answers nothing
+            harm(spark)
+        wait_until(lambda: spark.loss() is not None)
+        assert str(spark.loss()).startswith(loss)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_an_application_master_comes_back_once_and_the_run_ends_when_yarn_ends_i
     assert engine.wait(PATIENT_S) == ExitCode.UNEXPECTED
     application = yarn.application(pair.mirror)
     assert application["state"] == "FAILED"
-    assert f"yarn ended Spark's application {application['id']}: copying has stopped" in engine.output
+    assert f"Spark's application {application['id']} on yarn has ended: copying has stopped" in engine.output
     # as a supervisor would
     pair.fill(2_000)
     finish(pair, *ON_YARN, seconds=PATIENT_S)

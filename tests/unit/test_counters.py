@@ -41,6 +41,15 @@ def test_a_report_that_comes_late_or_again_counts_nothing_twice() -> None:
     assert counters.fetched_bytes == 800
 
 
+def test_what_is_copied_after_a_clock_was_set_back_counts_at_once() -> None:
+    counters = Counters()
+    first, later = report(3_600_000, ("orders", 10, 100), fetched=500), report(1, ("orders", 15, 150), fetched=700)
+    for reported in (first, later, later):
+        counters.take(reported)
+    assert counters.copied["orders"] == Copied(15, 150)
+    assert counters.fetched_bytes == 700
+
+
 def test_a_partition_that_moves_between_lanes_and_back_counts_once() -> None:
     counters = Counters()
     counters.take(report(1, ("orders", 10, 100)))

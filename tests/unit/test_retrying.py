@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
 from kmirror.cluster.connection import ConnectFailedError, UnknownHostError
 from kmirror.cluster.protocol.codes import Code
+from kmirror.cluster.security.client_config import client_config
+from kmirror.engine.status.journal import Level
 from kmirror.errors import (
     BrokerError,
     KmirrorError,
@@ -62,6 +65,31 @@ def test_what_cannot_pass_ends_it_at_once(error: KmirrorError) -> None:
     assert not is_transient(error)
     with pytest.raises(type(error)):
         Retries(threading.Event(), None, lambda phase, note, level: None).attempt("it", lambda: failing(error))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"client.id": "${file:FOLDER/late:id}"},
+        {"client.id": "${dir:FOLDER:late}"},
+        {"security.protocol": "SSL", "ssl.truststore.type": "PEM", "ssl.truststore.location": "FOLDER/late"},
+    ],
+)
+def test_only_what_waits_for_files_is_tried_again_while_one_is_not_there(tmp_path: Path, late: dict[str, str]) -> None:
+    given = {key: value.replace("FOLDER", str(tmp_path)) for key, value in late.items()}
+
+    def read() -> object:
+        with naming_cluster("the source", Reason.SOURCE_UNREACHABLE):
+            return client_config({"bootstrap.servers": "a:9092", **given})
+
+    def write(phase: str, note: str | None, level: Level) -> None:
+        assert "No such file" in str(note)
+        (tmp_path / "late").write_text("id=x\n-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n")
+
+    retries = Retries(threading.Event(), None, write)
+    with pytest.raises(KmirrorError, match="No such file"):
+        retries.attempt("the clusters", read)
+    assert retries.attempt("the clusters", read, awaits_files=True)
 
 
 def failing(error: Exception) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
 from kmirror.engine.executors import Placement
 from kmirror.engine.spark.application import SparkRuntime
 from kmirror.engine.spark.conf import local_threads
+from kmirror.engine.spark.spark_failures import SparkLostError
 from kmirror.engine.threads import call_in_thread
 from kmirror.ops.base.run_request import RunRequest
-from kmirror.ops.base.spark import new_log_file, spark_options
+from kmirror.ops.base.spark import new_log_file, spark_options, watched
 from tests.support.stores import mirror
-from tests.support.waiting import polls, wait_until
+from tests.support.waiting import PATIENCE_S, polls, wait_until
 
 
 def test_logs_of_runs_that_have_ended_are_deleted_and_never_one_of_a_run_that_lives(
@@ -92,3 +96,14 @@ def test_rebuilds_of_several_topics_share_what_the_lanes_leave_and_each_of_them_
             break
     assert [sorted(end.result()) for end in ends] == [[f"{topic} {n}" for n in range(10)] for topic in topics]
     assert runtime.most <= at_once + len(topics) - 1
+
+
+def test_a_loss_of_spark_is_noticed_after_a_look_for_it_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kmirror.ops.base.spark._CHECK_S", 0.01)
+    runtime, stop = Started(), threading.Event()
+    troubles = [OSError(errno.EMFILE, "too many open files"), RuntimeError("can't start new thread")]
+    looks = Mock(side_effect=[*troubles, None, DEFAULT], return_value=SparkLostError("it ended"))
+    monkeypatch.setattr(runtime, "loss", looks)
+    with watched(runtime, stop) as lost:
+        assert stop.wait(PATIENCE_S)
+    assert [str(loss) for loss in lost] == ["it ended"]

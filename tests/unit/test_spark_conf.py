@@ -322,4 +322,4 @@ def test_what_did_not_start_may_start_later() -> None:
 def test_the_end_of_the_application_is_not_blamed_on_a_function() -> None:
     error = translate("lane 1", "Job 2 cancelled because SparkContext was shut down", LOG)
     assert isinstance(error, SparkLostError)
-    assert str(error) == "the cluster ended Spark's application during lane 1"
+    assert str(error) == "Spark's application ended during lane 1"

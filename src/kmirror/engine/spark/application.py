@@ -54,7 +54,7 @@ from kmirror.engine.spark.spark_failures import (
     not_started,
 )
 from kmirror.engine.spark.task import Mark, TaskOutcome, check_imports, run_task
-from kmirror.engine.threads import call_with_timeout, wait_until
+from kmirror.engine.threads import call_in_thread, call_with_timeout, wait_until
 from kmirror.errors import KmirrorError, TimedOutError
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class SparkRuntime:
         self._launched: Launched | None = None
         self._watch: FolderWatch | None = None
         self._context: SparkContext | None = None
+        #: What the JVM was last asked.
+        self._is_stopped: Future[bool] | None = None
         self._executors: ExecutorTracker | None = None
         self._application_id = ""
         self._jobs: dict[str, _Job] = {}
@@ -182,7 +184,10 @@ class SparkRuntime:
         return self._executors.last if self._executors is not None else None
 
     def loss(self) -> SparkLostError | None:
-        """Return why nothing more can run, if Spark's Java process or its folder is gone; None in the normal case."""
+        """Return why nothing more can run, if Spark's application, process or folder is gone; None in the normal case.
+
+        Raises OSError or RuntimeError if it could not look: it may next time.
+        """
         launched, watch = self._launched, self._watch
         if launched is None or watch is None or self._stopping.is_set():
             return None
@@ -195,8 +200,8 @@ class SparkRuntime:
         # asked last: an application that ends removes its files
         if self._was_ended() and not self._stopping.is_set():
             return SparkLostError(
-                f"{self.master} ended Spark's application {self._application_id}: copying has stopped",
-                f"run it again; the cause may be in {self._options.log_file}, or in the application's logs there",
+                f"Spark's application {self._application_id} on {self.master} has ended: copying has stopped",
+                f"run it again; the cause may be in {self._options.log_file}, or in the cluster's logs",
             )
         if missing is not None and not self._stopping.is_set():
             return SparkLostError(
@@ -373,13 +378,13 @@ class SparkRuntime:
             threading.Thread(target=tracker.follow, args=(self._stopping,), name="spark executors", daemon=True).start()
 
     def _was_ended(self) -> bool:
-        """Return True if the application has ended in a JVM that lives on: a cluster can do that."""
-        if self._local or self._context is None:
+        """Return True if the application has ended in a JVM that lives on: by its cluster, or by a failure of Spark."""
+        if self._context is None:
             return False
-        try:
-            return call_with_timeout(partial(is_stopped, self._context), _CHECK_SECONDS)
-        except Exception:
-            return False
+        if self._is_stopped is None or self._is_stopped.done():  # a frozen JVM is not asked again and again
+            self._is_stopped = call_in_thread(partial(is_stopped, self._context))
+        wait([asked := self._is_stopped], _CHECK_SECONDS)
+        return asked.done() and asked.exception() is None and asked.result()
 
     def _groups(self) -> dict[str, str]:
         """Return the Spark job groups of the functions that run, by name."""

@@ -17,8 +17,8 @@ from kmirror.engine.spark.shipping import UNPACKED
 from kmirror.errors import RefusedError, UsageError
 
 #: For a JVM that schedules and carries no data: quick to start, and small. With its default young generation it would
-#: fill 100 MB before its first collection.
-JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmn24m")
+#: fill 100 MB before its first collection. Without memory it may live on with threads missing, and run nothing more.
+JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmn24m", "-XX:+ExitOnOutOfMemoryError")
 #: How often Spark replaces a worker that died for one task before the job fails.
 TASK_FAILURES = 4
 #: A Unix socket path has at most 107 bytes, and Spark appends a name of 43 to the folder.

@@ -11,7 +11,7 @@ from kmirror.errors import KmirrorError, RefusedError, UnreachableError
 
 
 class SparkLostError(KmirrorError):
-    """Spark's Java process is gone, and with it all functions."""
+    """Spark's application has ended, or its Java process, and with it all functions."""
 
 
 class TaskFailedError(KmirrorError):
@@ -47,7 +47,7 @@ def translate(name: str, text: str, log_file: Path) -> KmirrorError:
             f"the Spark workers have no {program[1]}", "set their Python: --spark-conf spark.pyspark.python=PATH"
         )
     if "SparkContext was shut down" in text:
-        return SparkLostError(f"the cluster ended Spark's application during {name}", hint)
+        return SparkLostError(f"Spark's application ended during {name}", hint)
     if module := re.search(r"No module named '([^']+)'", text):
         return RefusedError(f"the Spark workers cannot import {module[1]}", hint)
     return TaskFailedError(f"Spark aborted {name}: {text.strip().splitlines()[0]}", hint)

@@ -55,9 +55,10 @@ class Counters:
         """Take a report of one of the engine's lanes."""
         run = record.generation, record.attempt
         last_run, last = self._last.get(record.lane, (run, None))
-        if run < last_run or (run == last_run and last is not None and record.time_ms <= last.time_ms):
-            return
         before = last if run == last_run else None
+        # an older report has smaller sums; times do not tell, since a worker's clock may be set back
+        if run < last_run or (before is not None and _totals(record) < _totals(before)):
+            return
         self._last[record.lane] = run, record
         for name in _TOTALS:
             grown = getattr(record, name) - (getattr(before, name) if before else 0)
@@ -85,6 +86,10 @@ class Counters:
         copied = self.copied[key[1].topic]
         copied.records += records - records_before
         copied.bytes += size - bytes_before
+
+
+def _totals(record: ProgressRecord) -> list[int]:
+    return [getattr(record, name) for name in _TOTALS]
 
 
 def _sum(total: Latencies, now: Latencies, before: Latencies) -> Latencies:

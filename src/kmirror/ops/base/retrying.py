@@ -57,6 +57,13 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, UnreachableError) and error.reason in _PASSING_REASONS
 
 
+def _is_missing_file(error: BaseException | None) -> bool:
+    """Return True if the error is that a file is not there: after a boot, what writes secrets may come later."""
+    while error is not None and not isinstance(error, FileNotFoundError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def interrupted_row(
     topic: str | None, message: str, error: KmirrorError, hint: str | None, partition: int | None = None
 ) -> TopicResult:
@@ -90,12 +97,13 @@ class Retries:
         *,
         phase: str | None = None,
         at_once: bool = False,
+        awaits_files: bool = False,
         idle: Callable[[], None] | None = None,
     ) -> T:
         """Return what `action` returns; it runs in a thread of its own, again after each transient error.
 
         `what` completes "waiting for"; `phase` is shown before the first failure; `idle` is called about once a second.
-        With `at_once` the first error is raised.
+        With `at_once` the first error is raised; with `awaits_files`, a missing file is a transient error, too.
 
         Raises:
             Interrupted: the operator ended the wait.
@@ -135,7 +143,7 @@ class Retries:
             try:
                 return future.result()
             except (KmirrorError, OutcomeUnknown) as failed:
-                if at_once or not is_transient(failed):
+                if at_once or not (is_transient(failed) or (awaits_files and _is_missing_file(failed))):
                     raise
                 error = failed
             if str(error) != last:

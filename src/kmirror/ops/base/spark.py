@@ -137,7 +137,11 @@ def watched(runtime: SparkRuntime, stop: threading.Event) -> Iterator[list[Spark
 
     def watch() -> None:
         while not done.wait(_CHECK_S):
-            if (loss := runtime.loss()) is not None:
+            try:
+                loss = runtime.loss()
+            except (OSError, RuntimeError):  # no file or thread is to be had now: the next look may succeed
+                continue
+            if loss is not None:
                 lost.append(loss)
                 stop.set()
                 return

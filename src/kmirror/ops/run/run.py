@@ -110,6 +110,7 @@ def run(
                 lambda: _connect(open_destination, request),
                 phase=_phase(request),
                 at_once=request.fails_fast,
+                awaits_files=request.standby,
             )
             run_them = _Run(started.destination, request, watch, log_file, began, stop, hangup, retries, snapshots)
             try:
