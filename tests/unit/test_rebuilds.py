@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kmirror.engine.driver.rebuilds import ConsentNeededError, Rebuilds
-from kmirror.errors import KmirrorError, Reason, UnreachableError
+from kmirror.errors import Reason, UnreachableError
 from kmirror.work import Watch, WorkView
 from tests.support.waiting import wait_until
 
@@ -20,7 +20,7 @@ class Rebuilder:
 
     def __init__(self) -> None:
         self.may_claim = threading.Event()
-        self.refusal: KmirrorError | None = None
+        self.refusal: Exception | None = None
         self.begun: list[str] = []
         self.may_end = threading.Event()
         self.may_end.set()
@@ -99,10 +99,11 @@ def test_a_rebuilt_topic_is_not_begun_again_while_its_claim_is_still_seen(rebuil
     wait_until(lambda: len(rebuilder.carried_out) == 2)
 
 
-def test_a_claim_that_failed_is_made_again_after_a_pause(rebuilder: Rebuilder) -> None:
+@pytest.mark.parametrize("error", [UnreachableError("the destination's leader moves"), ValueError("unexpected")])
+def test_a_claim_that_failed_is_made_again_after_a_pause(rebuilder: Rebuilder, error: Exception) -> None:
     notes: list[str] = []
     rebuilds = Rebuilds(rebuilder, notes.append)
-    rebuilder.refusal = UnreachableError("the destination's leader moves")
+    rebuilder.refusal = error
     rebuilder.may_claim.set()
     rebuilds.want("orders", RESET, 0.0, consented=False)
     settled(rebuilds)

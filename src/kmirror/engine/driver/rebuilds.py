@@ -121,11 +121,14 @@ class Rebuilds:
                 work.is_done = True
                 work.next_at = at + _READ_BACK
                 continue
-            if not isinstance(error, KmirrorError | OutcomeUnknown):
+            if not isinstance(error, Exception):
                 raise error
-            if work.reported != str(error):
-                work.reported = str(error)
-                self._note(f"{topic} is not rebuilt: {error}")
+            text = (
+                str(error) if isinstance(error, KmirrorError | OutcomeUnknown) else f"{type(error).__name__}: {error}"
+            )
+            if work.reported != text:
+                work.reported = text
+                self._note(f"{topic} is not rebuilt: {text}")
             if isinstance(error, ConsentNeededError):
                 self._claims.pop(topic, None)
                 self._refused.add(topic)
