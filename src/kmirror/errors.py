@@ -189,3 +189,8 @@ class OutcomeUnknown(Exception):  # noqa: N818 - not an error, as far as is know
 
     exit_code = ExitCode.UNEXPECTED
     reason: Reason | None = None
+
+
+def described_error(error: BaseException) -> str:
+    """Return an error's text; of one that should not happen, its type too."""
+    return str(error) if isinstance(error, KmirrorError | OutcomeUnknown) else f"{type(error).__name__}: {error}"

@@ -28,7 +28,7 @@ from kmirror.state.records import (
     PartitionRecord,
     PartitionState,
 )
-from kmirror.state.snapshot import Changes
+from kmirror.state.snapshot import Changes, State
 from kmirror.state.store import StateStore
 from kmirror.state.waiting import Deadline, boottime
 from kmirror.state.writer import StateWriter
@@ -406,6 +406,30 @@ def test_a_standby_takes_no_lease_because_the_state_could_not_be_reached(
         waiting.join()
     assert found == [None]
     first.close()
+
+
+def test_a_standby_waits_while_the_state_may_not_be_read_but_does_not_begin_like_that(
+    store: StateStore, config: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drill that denies engines everything for a moment must not end their standbys, which nothing restarts."""
+    first, other = Lease.acquire(store, name, OTHER_HOST), state_store(config)
+    denied = UnreachableError("denied", "grant READ", Reason.NOT_AUTHORIZED)
+    read, answers = other.read, iter([True, True, False, False])
+
+    def read_if_allowed(*arguments: Any) -> State:
+        if next(answers, True):
+            return read(*arguments)
+        if first.record.state is not EngineState.RELEASED:
+            first.release()
+        raise denied
+
+    monkeypatch.setattr(other, "read", read_if_allowed)
+    taken = Lease.standby(other, name, ME)
+    assert taken is not None
+    taken.close()
+    answers = iter([False])
+    with pytest.raises(UnreachableError, match="denied"):
+        Lease.standby(other, name, ME)
 
 
 def test_a_standby_can_be_stopped(store: StateStore, name: str) -> None:

@@ -19,6 +19,7 @@ Clocks of different hosts are compared only if nothing better is known: an engin
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -58,7 +59,7 @@ from kmirror.state.writer import NotConfirmed, StateWriter, decide_and_write, wa
 from kmirror.words import at_time
 
 #: How often a standby looks for the next heartbeat.
-_POLL_S = 0.25
+_POLL_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: How long brokers may take to abort the transaction of an engine.
 _END_S = 5.0
 #: How long a lease must be missing before its holder treats it as deleted.
@@ -66,6 +67,8 @@ _ASSUMED_DELETED_S = 10.0
 
 #: How long after a transaction heartbeats do without one; and how long they do not after that went wrong once.
 _RENEWED_S, _NOT_RENEWED_S = 3.0, 600.0
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +150,12 @@ class Lease:
     ) -> Self | None:
         """Wait until the engine in charge ends or sends no heartbeat for its ttl, then take the lease; None if stopped.
 
-        Raises as `acquire` does, except for the engine in charge.
+        Raises as `acquire` does, except for the engine in charge; for refused rights or a refused login only at first:
+        later it waits until they are accepted again, as an engine does.
         """
         state = store.read()
         _require_mirror(state, mirror)
-        silence = EngineSilence()
+        silence, pause = EngineSilence(), _POLL_S
         while not should_stop():
             silence.take(found := state.engine(mirror))
             if found is None or is_over(found, identity) or silence.outlasts_lease:
@@ -160,8 +164,16 @@ class Lease:
                 except RefusedError as error:
                     if error.reason is not Reason.FENCED:
                         raise
-            time.sleep(_POLL_S)
-            state = store.read()
+            time.sleep(pause)
+            try:
+                state, pause = store.read(), _POLL_S
+            except UnreachableError as error:
+                if error.reason not in (Reason.NOT_AUTHORIZED, Reason.AUTHENTICATION_FAILED):
+                    raise
+                if pause == _POLL_S:
+                    _logger.warning("standing by for mirror %s: %s", mirror, error)
+                silence, pause = EngineSilence(), min(2 * pause, _LONGEST_PAUSE_S)
+                continue
             state.require_readable(mirror)  # before anything is taken from an engine of a newer version
         return None
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from kmirror.engine.threads import call_in_thread
-from kmirror.errors import KmirrorError, OutcomeUnknown, Reason, RefusedError
+from kmirror.errors import Reason, RefusedError, described_error
 from kmirror.work import Watch, WorkView
 
 _PAUSE = 1.0
@@ -123,9 +123,7 @@ class Rebuilds:
                 continue
             if not isinstance(error, Exception):
                 raise error
-            text = (
-                str(error) if isinstance(error, KmirrorError | OutcomeUnknown) else f"{type(error).__name__}: {error}"
-            )
+            text = described_error(error)
             if work.reported != text:
                 work.reported = text
                 self._note(f"{topic} is not rebuilt: {text}")

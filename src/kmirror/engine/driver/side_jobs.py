@@ -14,7 +14,7 @@ from typing import Protocol
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.engine.clock import now, now_ms
 from kmirror.engine.status.journal import Level
-from kmirror.errors import KmirrorError, OutcomeUnknown
+from kmirror.errors import described_error
 from kmirror.settings.table import Settings
 from kmirror.state.engine_findings import JobFailure, NotAdded
 from kmirror.state.records import MirrorRecord, PartitionRecord, TopicRecord
@@ -116,14 +116,15 @@ class RepeatedSideJob:
         try:
             for event in self._job.run(view):
                 self._report(event)
-        except (KmirrorError, OutcomeUnknown) as error:
+        except Exception as error:  # also an answer that no broker should give: the copy goes on
             pause = min(pause, _LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
             self._failures += 1
             since_ms = now_ms() if self._failure is None else self._failure.since_ms
-            self._failure = JobFailure(since_ms, one_line(str(error)))
-            if self._reported != str(error):
-                self._reported = str(error)
-                self._report(JobEvent(f"{self.name} of {view.mirror.name}: {error}", level=Level.WARNING))
+            text = described_error(error)
+            self._failure = JobFailure(since_ms, one_line(text))
+            if self._reported != text:
+                self._reported = text
+                self._report(JobEvent(f"{self.name} of {view.mirror.name}: {text}", level=Level.WARNING))
         else:
             self._failures, self._reported, self._failure = 0, None, None
             self.done_at = now()

@@ -235,7 +235,7 @@ class EngineSupervisor:
 
     def _follow(self) -> None:
         """Read repeatedly which mirrors exist."""
-        shared = SharedStore.take(self._destination.config)
+        shared, reported = SharedStore.take(self._destination.config), ""
         try:
             while not self._closing.wait(_READ_S):
                 if self._named is not None and all(member.engine is not None for member in self._members.values()):
@@ -244,6 +244,9 @@ class EngineSupervisor:
                     self._seen = shared.store.read()
                 except (KmirrorError, OutcomeUnknown):
                     continue  # heartbeats report that; what was read before stays
+                except Exception as error:  # such as no further thread: it passes, too
+                    if reported != (reported := str(error)):
+                        self._broken(error)
         finally:
             shared.give_back()
 

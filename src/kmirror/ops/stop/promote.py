@@ -399,10 +399,9 @@ class _Promotion:
         return True
 
     def _final_check(self, ready: Sequence[str]) -> FinalCheck:
-        block = self.producer_block if self.request.block_producers else None
         check = FinalCheck(
             self.destination, self.request, self.source, self.checker, self.waiting, ready, self.drop, self.show.work,
-            block, self.until, self.runner.acts,
+            self.producer_block if self.request.block_producers else None, self.until, self.runner.acts,
         )  # fmt: skip
         check.run()
         return check
