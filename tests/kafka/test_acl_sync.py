@@ -224,9 +224,10 @@ def test_a_reader_keeps_its_right_until_the_acl_that_replaces_it_is_created(
     destination, name, _ = mirror
     topic = unique_topic("orders")
     old, new = acls("topic", topic, "app", "READ"), acls("topic", topic[:-1], "app", "READ", prefixed=True)
-    revoked = acls("topic", topic, "other", "READ")
+    second = unique_topic("bills")
+    revoked = [*acls("topic", topic, "other", "READ"), *acls("topic", second, "app", "READ")]
     give(pair.at_source, old, revoked)
-    claim(destination, name, topic)
+    claim(destination, name, topic, second)
     sync(mirror)
     delete_acls(pair.at_source, [*old, *revoked])
     give(pair.at_source, new)

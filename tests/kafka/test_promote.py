@@ -462,10 +462,10 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr("kmirror.ops.stop.promote_claim._BUSY_S", 1.0)
     over, looks = threading.Event(), iter([True])
 
-    def look_long(*arguments: Any) -> dict[str, str]:
+    def look_long(*arguments: Any, **options: Any) -> dict[str, str]:
         if next(looks, False):
             assert over.wait(PATIENCE_S)
-        return settings_trouble(*arguments)
+        return settings_trouble(*arguments, **options)
 
     monkeypatch.setattr("kmirror.ops.stop.promote_checks.settings_trouble", look_long)
     yield over

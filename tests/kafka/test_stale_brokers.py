@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -22,6 +23,7 @@ from kmirror.cluster.topics.topic_requests import delete_topics, topic_errors
 from kmirror.cluster.topics.topic_settings import topic_settings
 from kmirror.errors import KmirrorError, Reason, UnreachableError
 from kmirror.ops.add.archive_admin import next_archive
+from kmirror.ops.add.topic_admin import await_deleted, begin_deletion
 from kmirror.ops.base.context import Destination, change
 from kmirror.ops.base.gone import gone_topics, is_there
 from kmirror.ops.base.topic_results import Outcome, TopicResult
@@ -122,6 +124,29 @@ def test_a_topic_is_not_gone_because_one_broker_does_not_know_it(three_brokers: 
         return None
 
     wait_until(lambda: next_name() == f"{archived}.kmirror-archive.2")
+
+
+def test_a_deleted_topic_is_awaited_at_each_broker_also_where_another_one_has_its_name(
+    three_brokers: SandboxCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that still shows the old one takes offsets for it, and deletes them with it."""
+    topic = unique_topic()
+    create(three_brokers.brokers[0], topic, *three_brokers.brokers[1:])
+    with client(three_brokers.brokers[0]) as asked:
+        old = asked.metadata([topic])
+        old_id = old.topics[topic].printed_topic_id
+        begin_deletion(asked, topic, old_id)
+        await_deleted(asked, topic, old_id)
+        create(three_brokers.brokers[0], topic, *three_brokers.brokers[1:])
+        ask_each, stale = asked.ask_each, [old, old, None]
+
+        def ask_stale(*arguments: Any, **options: Any) -> list[Any]:
+            *others, last = ask_each(*arguments, **options)
+            return [*others, stale.pop(0) if stale else last]
+
+        monkeypatch.setattr(asked, "ask_each", ask_stale)
+        await_deleted(asked, topic, old_id)
+        assert not stale
 
 
 @pytest.mark.slow

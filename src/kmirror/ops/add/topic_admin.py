@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 
 from kmirror.cluster.client import ClusterClient
+from kmirror.cluster.protocol import metadata as metadata_codec
 from kmirror.cluster.protocol.codes import Code, code_name
 from kmirror.cluster.protocol.metadata import ClusterMetadata
 from kmirror.cluster.protocol.wire import parse_topic_id
@@ -77,12 +78,22 @@ def begin_deletion(client: ClusterClient, topic: str, topic_id: str | None) -> N
 def await_deleted(client: ClusterClient, topic: str, topic_id: str | None) -> None:
     """Wait until a topic that is being deleted is no longer shown, and its name is free. Raises UnreachableError."""
     deadline = Deadline(CREATION_S)
-    while is_there(client, topic, topic_id):
+    while is_there(client, topic, topic_id) or _is_shown(client, topic, topic_id):
         if deadline.passed:
             raise UnreachableError(f"topic {topic} still exists {CREATION_S:g} s after it was deleted")
         time.sleep(PAUSE_S)
     while _is_being_deleted(client, topic) and not deadline.passed:
         time.sleep(PAUSE_S)
+
+
+def _is_shown(client: ClusterClient, topic: str, topic_id: str | None) -> bool:
+    """Return whether some broker still shows a topic whose name others show with another id, or not at all.
+
+    Offsets that it would take for the name meanwhile are deleted with the topic.
+    """
+    answers = client.ask_each(client.metadata([]).brokers.values(), metadata_codec.exchange([topic]))
+    shown = [answer.topics[topic] for answer in answers if answer is not None and topic in answer.topics]
+    return any(topic_id is not None and one.printed_topic_id == topic_id for one in shown if not one.error_code)
 
 
 def _is_being_deleted(client: ClusterClient, topic: str) -> bool:

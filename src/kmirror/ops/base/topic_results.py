@@ -156,7 +156,7 @@ class TopicResult:
 def _behind(time_ms: int, known: AtStop) -> int | None:
     """Return by how much a partition that lacks records up to `time_ms` is behind; None: a clock was wrong."""
     last_ms = known.last_timestamp_ms
-    if last_ms is None or not 0 <= last_ms < time_ms or _is_ahead(last_ms, known):
+    if last_ms is None or not 0 <= last_ms <= time_ms or _is_ahead(last_ms, known):
         return None
     return time_ms - last_ms
 

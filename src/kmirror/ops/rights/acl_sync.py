@@ -11,7 +11,7 @@ from typing import Any
 
 from kmirror.cluster.client import ClusterClient
 from kmirror.cluster.groups.cluster_groups import ClusterGroups
-from kmirror.cluster.protocol.acl_binding import AclBinding, ResourceType
+from kmirror.cluster.protocol.acl_binding import AclBinding, Operation, PatternType, ResourceType
 from kmirror.cluster.rights.acl_commands import login_principal
 from kmirror.cluster.rights.acls import NoAuthorizerError, await_acls, create_acls, delete_acls, describe_acls
 from kmirror.engine.driver.side_jobs import JobEvent, JobView
@@ -220,8 +220,7 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
 
     change(destination, mirror, decide)
     failed = {new: error for new, error in create_acls(destination.client, plan.create).items() if error is not None}
-    refused = {_serves(new): error for new, error in failed.items()}
-    failed |= {old: refused[_serves(old)] for old in plan.delete if _serves(old) in refused}
+    failed |= {old: error for old in plan.delete for new, error in failed.items() if _replaces(new, old)}
     deleted = delete_acls(destination.client, plan.delete - failed.keys())
     failed |= {old: error for old, error in deleted.items() if error is not None}
     if not failed:
@@ -235,9 +234,14 @@ def carry_out(destination: Destination, mirror: str, plan: SyncPlan) -> dict[Acl
     return failed
 
 
-def _serves(one: AclBinding) -> tuple[str, ...]:
-    """Return what an ACL has in common with those that may replace it."""
-    return one.resource_type, one.principal, one.permission
+def _replaces(new: AclBinding, old: AclBinding) -> bool:
+    """Return whether an ACL may be there in place of another: it is wider, or differs in its host only."""
+    return (
+        (new.principal, new.permission) == (old.principal, old.permission)
+        and new.operation in (old.operation, Operation.ALL)
+        and new.covers(old.resource_type, old.resource_name)
+        and (old.pattern_type is not PatternType.PREFIXED or new.pattern_type is PatternType.PREFIXED)
+    )
 
 
 def events_of(before: State, after: State, mirror: str, found: Mapping[str, Protection]) -> Iterator[JobEvent]:
