@@ -103,6 +103,19 @@ def test_new_topics_become_mirror_topics_as_add_makes_them(
     assert mirror.look() == []
 
 
+def test_a_topic_of_which_it_was_unknown_where_it_comes_from_is_announced_later(
+    cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str
+) -> None:
+    """Until then it is not certain after a failover, for the whole mirror, which cluster is in charge."""
+    mirror = discovered(topics_include=f"{prefix}.*")
+    make_topic(cluster_pair.source, prefix)
+    assert len(mirror.look()) == 1
+    found = replace(mirror.topics()[prefix], term=2, announced=None)  # as where the source's state cannot be read
+    change(mirror.destination, mirror.mirror, lambda _: Changes((found,)))
+    assert mirror.look() == []
+    assert mirror.topics()[prefix].announced is True
+
+
 def test_what_an_add_of_names_excludes_is_not_discovered_either(
     cluster_pair: ClusterPair, discovered: Callable[..., Discovered], prefix: str
 ) -> None:

@@ -21,6 +21,7 @@ from kmirror.cluster.protocol.fetch import FetchKey, FetchPosition, FetchSession
 from kmirror.cluster.protocol.metadata import TopicPartition
 from kmirror.cluster.protocol.read_up_to import AtEnd, Batches, Silence
 from kmirror.cluster.reader import PartitionReader, SilentLogError, read_batch_at
+from kmirror.engine.compare import visible_log
 from kmirror.engine.compare.visible_log import VisibleLog
 from kmirror.errors import BrokerError
 from kmirror_sandbox.cluster import SandboxCluster
@@ -266,6 +267,19 @@ def test_a_leader_that_ends_before_the_newest_one_does_not_keep_a_comparison_for
         monkeypatch.setattr(log._reader, "read_on", lambda offset, **_: AtEnd(offset, offset))
         with pytest.raises(SilentLogError, match="although its log ends at 7: the leader that was read from ends at 0"):
             list(log.batches())
+
+
+def test_a_transaction_that_ends_while_the_ends_are_looked_up_is_read(
+    three_batches: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visible_log, "_PATIENCE_S", 0.0)
+    with ThreadPoolExecutor(1) as executor:
+        log = VisibleLog(three_batches.client, three_batches.partition, 0, 7, executor)
+        read_on, hidden = log._reader.read_on, [AtEnd(0, 0)]
+        monkeypatch.setattr(
+            log._reader, "read_on", lambda offset, **how: hidden.pop() if hidden else read_on(offset, **how)
+        )
+        assert [len(list(batch.records())) for batch in log.batches()] == [4, 2, 1]
 
 
 @pytest.mark.parametrize(("incremental", "kept"), [(True, True), (False, False)])

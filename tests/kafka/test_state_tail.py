@@ -14,7 +14,7 @@ from kmirror.errors import KmirrorError, OutcomeUnknown
 from kmirror.ops.base.context import Destination
 from kmirror.state.internal_topics import STATE_TOPIC
 from kmirror.state.record_kinds import Record, Removed, Unknown, encode
-from kmirror.state.records import MirrorRecord, TopicRecord
+from kmirror.state.records import DesiredState, MirrorRecord, TopicRecord
 from kmirror_sandbox.cluster import SandboxCluster
 from tests.support.clusters import MakeCluster
 from tests.support.live_engine import mirror_record, topic_record
@@ -29,6 +29,7 @@ class Topics:
 
     def __init__(self) -> None:
         self.known: set[str] = set()
+        self.passed: list[tuple[str, DesiredState]] = []
         self.has_caught_up = False
         self.errors: list[Exception] = []
 
@@ -36,6 +37,7 @@ class Topics:
         """Take a topic, or that it is gone."""
         if isinstance(read, TopicRecord):
             self.known.add(read.topic)
+            self.passed.append((read.topic, read.desired))
         elif isinstance(read, Removed) and read.key[0] == "topic":
             self.known.discard(str(read.key[2]))
 
@@ -117,5 +119,28 @@ def test_what_was_cleaned_while_the_state_was_not_read_for_long_is_forgotten(
         monkeypatch.setattr(state_tail, "FORGET_AFTER_S", 0.0)
         wait_until(lambda: first.known == {"kept"})
         assert following(tail, there).known == {"kept"}
+    finally:
+        tail.close()
+
+
+def test_older_values_are_not_passed_where_the_state_is_read_again(
+    destination: tuple[SandboxCluster, Destination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers keep them for a while: for a moment, a stopped topic would be copied again."""
+    cluster, there = destination
+    write(cluster, "stopped")
+    tail = StateTail()
+    try:
+        first = following(tail, there)
+        producer = Producer(properties_of(cluster))
+        key, value = encode(replace(_stored("stopped"), desired=DesiredState.STOPPED))
+        producer.produce(STATE_TOPIC, value, key)
+        assert producer.flush(30) == 0
+        passed = [("stopped", DesiredState.ACTIVE), ("stopped", DesiredState.STOPPED)]
+        wait_until(lambda: first.passed == passed)
+        monkeypatch.setattr(state_tail, "FORGET_AFTER_S", 0.0)
+        write(cluster, "another")
+        wait_until(lambda: "another" in first.known)
+        assert first.passed == [*passed, ("another", DesiredState.ACTIVE)]
     finally:
         tail.close()

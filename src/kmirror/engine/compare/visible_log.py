@@ -273,7 +273,7 @@ class VisibleLog:
     def _read(self, offset: int) -> _Section:
         nothing = memoryview(b"")
         floor = self.floor
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline, ended_at = time.monotonic() + _PATIENCE_S, -1
         while True:
             refused: BrokerError | None = None
             try:
@@ -305,7 +305,9 @@ class VisibleLog:
                     return _Section(nothing, (), (), offset, floor, readable_end, log_end, is_open)
                 if refused is not None:
                     raise refused
-                if isinstance(found, AtEnd):
+                if isinstance(found, AtEnd) and ended_at != offset:
+                    ended_at = offset  # a transaction may just have ended
+                elif isinstance(found, AtEnd):
                     why = f"the leader that was read from ends at {found.end}"
                     raise SilentLogError(self._partition, offset, readable_end, why)
 

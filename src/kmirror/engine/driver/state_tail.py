@@ -3,7 +3,8 @@
 Nearly all records are of other mirrors than a given one: if each engine read them itself, the work would grow with the
 square of their number. What is stored is kept by mirror, so that an engine that starts later is passed it without
 another read of the log. Where the log has to be read again from its start, what it does not have any more is removed:
-the topic may be another one, and brokers delete tombstones (`state.store`).
+the topic may be another one, and brokers delete tombstones (`state.store`). Engines are passed only what is different
+in the end: older values come first.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class StateTail:
         self._stored = StoredValues()
         #: By mirror, the keys of what is stored; what was written last comes last.
         self._keys: defaultdict[str, dict[bytes, None]] = defaultdict(dict)
-        #: The keys of what was stored when the log was begun to be read again, and is not read yet.
-        self._unseen: set[bytes] = set()
+        #: What was read since the log was begun to be read from its start; None once all was.
+        self._again: StoredValues | None = None
         self._stop = threading.Event()
         self._is_running = False
 
@@ -92,7 +93,7 @@ class StateTail:
         with self._lock:
             self._is_running = False
             followers, self._followers = self._followers, ()
-            self._stored, self._keys, self._unseen = StoredValues(), defaultdict(dict), set()
+            self._stored, self._keys, self._again = StoredValues(), defaultdict(dict), None
         for follower in followers:
             follower.reader.broken(error)
 
@@ -114,7 +115,7 @@ class StateTail:
                     continue
                 answered_at = boottime()
                 if tail.beginnings != beginnings:
-                    beginnings, self._unseen = tail.beginnings, {*self._stored.values}
+                    beginnings, self._again = tail.beginnings, StoredValues()
                 self._take(answer, followers)
                 if answer.records:
                     self._stop.wait(_LEAST_SECONDS)
@@ -125,11 +126,8 @@ class StateTail:
         for follower in followers:
             if follower.has_caught_up:
                 by_mirror[follower.mirror].append(follower)
-        gone = self._unseen.difference(record.key for record in answer.records) if answer.reached_end else ()
-        changes = [(record.key, record.value) for record in answer.records] + [(key, None) for key in gone]
-        for key, value in changes:
-            self._unseen.discard(key or b"")
-            if key is None or (mirror := mirror_of(key)) is None:
+        for key, value in self._changes(answer):
+            if (mirror := mirror_of(key)) is None:
                 continue
             self._stored.take(key, value)
             keys = self._keys[mirror]
@@ -149,6 +147,18 @@ class StateTail:
             if answer.reached_end and not follower.has_caught_up:
                 follower.has_caught_up = True
                 self._pass(follower, self._catch_up)
+
+    def _changes(self, answer: PollResult) -> list[tuple[bytes, bytes | None]]:
+        read = [(record.key, record.value) for record in answer.records if record.key is not None]
+        if self._again is None:
+            return read
+        for key, value in read:
+            self._again.take(key, value)
+        if not answer.reached_end:
+            return []
+        again, before, self._again = self._again.values, self._stored.values, None
+        changed: list[tuple[bytes, bytes | None]] = [(key, one) for key, one in again.items() if before.get(key) != one]
+        return changed + [(key, None) for key in before.keys() - again.keys()]
 
     def _catch_up(self, follower: _Follower) -> None:
         for key in self._keys.get(follower.mirror, ()):

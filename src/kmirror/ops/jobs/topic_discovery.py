@@ -19,6 +19,7 @@ from kmirror.ops.add.add import add_discovered
 from kmirror.ops.add.add_plan import owner_of
 from kmirror.ops.base.context import naming_cluster, require_mirror, require_same_cluster
 from kmirror.ops.base.destination_job import DestinationJob
+from kmirror.ops.base.standby import announce_takeover
 from kmirror.ops.base.topic_results import Outcome, TopicResult
 from kmirror.ops.base.upstream import by_reason, unknown_loop, upstream_of
 from kmirror.settings.parsing import stored_settings
@@ -26,6 +27,7 @@ from kmirror.settings.table import Settings
 from kmirror.state.engine_findings import NotAdded
 from kmirror.state.records import PENDING_ADD, MirrorRecord, TopicRecord
 from kmirror.state.snapshot import State
+from kmirror.status.in_charge import FIRST_TERM, term_of
 from kmirror.sync.discovery import is_deleted, new_source_topics
 from kmirror.words import listed
 
@@ -35,6 +37,8 @@ _TOPICS_IN_NOTE = 10
 _REASONS_STORED = 10
 #: How soon a topic that could not be added is retried.
 _RETRY_S = 60.0
+#: How long after a try to announce topics at the source the next one begins.
+_ANNOUNCE_S = 600.0
 
 
 class DiscoveryJob(DestinationJob):
@@ -52,6 +56,7 @@ class DiscoveryJob(DestinationJob):
         self._unknown: dict[str, str] = {}
         #: Topics that an `add` had claimed when they were last read; None before that.
         self._claims: dict[str, TopicRecord] | None = None
+        self._announce_at = 0.0
 
     def has_work(self, settings: Settings) -> bool:
         """Return whether these settings give it anything to do."""
@@ -61,6 +66,7 @@ class DiscoveryJob(DestinationJob):
         """Read the source's topics once, and add new ones."""
         if view.settings.discovers and not view.mirror.discovery_ended:
             yield from self._discover(view)
+            yield from self._announce(view)
         else:
             self._reported.clear()
         found = sorted(self._reported.items())
@@ -80,6 +86,14 @@ class DiscoveryJob(DestinationJob):
             mirror = require_mirror(state, self._mirror)
             if stored_settings(mirror.settings).discovers and not mirror.discovery_ended:
                 yield from self._take(source, state, mirror, found)
+
+    def _announce(self, view: JobView) -> Iterator[JobEvent]:
+        """Have the source record that this cluster may take over what was discovered, as `add` does for its topics."""
+        waiting = [one.topic for one in view.topics if term_of(one) > FIRST_TERM and not one.announced]
+        if waiting and now() >= self._announce_at:
+            self._announce_at = now() + _ANNOUNCE_S
+            if (trouble := announce_takeover(self._destination, view.mirror, waiting)) is not None:
+                yield JobEvent(trouble, level=Level.WARNING)
 
     def _may_be_new(self, view: JobView, found: Mapping[str, TopicMetadata]) -> bool:
         """Return whether, by what the engine knows, a closer check is worth it: most runs end here."""
