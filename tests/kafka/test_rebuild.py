@@ -384,10 +384,10 @@ def test_with_what_check_prints_groups_are_read_even_if_none_is_synced(
         make_topic(source_cluster, topic)
         rebuilder = TopicRebuilder(destination.properties, mirror, HereAndNow())
         rebuilder.begin(topic, RESET, consented=False)
-        with pytest.raises(UnreachableError, match=f"the destination: committed offsets of group {group} are unknown"):
+        with pytest.raises(UnreachableError, match=r"the destination: committed offsets of group \S+ are unknown"):
             rebuilder.carry_out(topic)
         (row,) = describe(destination, mirror, failed=True)
-        assert f"--operation Read --group {group}" in str(row.error_message)
+        assert "--operation Read --group " in str(row.error_message)
         grant(admin, *on_groups)
         rebuilder.carry_out(topic)
         assert committed(guarded_cluster, group, topic) == {0: 0}

@@ -77,8 +77,8 @@ def far(
         ("events", (), READ),
         # the topics, where they start and end, and twice whether the state has changed
         ("describe", (), READ + 5),
-        # beside that what we may do there, and what each step of a stop reads
-        ("failover", ("--dry-run",), READ + 11),
+        # beside that what we may do there, what each step of a stop reads, and whether settings are accepted
+        ("failover", ("--dry-run",), READ + 13),
     ],
 )
 def test_reading_takes_a_few_turns_over_one_connection(
