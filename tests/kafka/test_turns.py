@@ -78,7 +78,7 @@ def far(
         # the topics, where they start and end, and twice whether the state has changed
         ("describe", (), READ + 5),
         # beside that what we may do there, what each step of a stop reads, and whether settings are accepted
-        ("failover", ("--dry-run",), READ + 13),
+        ("failover", ("--dry-run",), READ + 12),
     ],
 )
 def test_reading_takes_a_few_turns_over_one_connection(
